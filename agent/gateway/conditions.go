@@ -227,8 +227,12 @@ const maxNamed = 3
 
 // degradedCondition returns why packets do not pass from all nodes or for all pods; "" if they do.
 func degradedCondition(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
-	var unreached []string
+	var unreached, small []string
 	for _, n := range overlayNodes(p, nodes) {
+		if slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return mtuTooSmall(n, n.Gateway(p.Name, plane.Index)) }) {
+			small = append(small, n.Name)
+			continue
+		}
 		if !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
 			return ptr.Deref(n.Gateway(p.Name, plane.Index), v1alpha1.NodeGateway{}).Ready
 		}) {
@@ -239,7 +243,11 @@ func degradedCondition(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string
 	if len(unreached) > 0 {
 		problem = "the peer is not reached from " + summarizeNames(unreached)
 	}
-	return strings.Join(lo.Compact([]string{problem, p.OutsidePodMessage(nodes)}), "; ")
+	tooSmall := ""
+	if len(small) > 0 {
+		tooSmall = fmt.Sprintf("left out, with an MTU below %d bytes, or below %d bytes to a gateway: %s", minUnderlayMTU, minNodeMTU, summarizeNames(small))
+	}
+	return strings.Join(lo.Compact([]string{problem, tooSmall, p.OutsidePodMessage(nodes)}), "; ")
 }
 
 // summarizeNames names the first nodes in alphabetical order, and how many there are.

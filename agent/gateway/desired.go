@@ -55,8 +55,9 @@ type desired struct {
 	overlay overlay.State
 	nat     nat.Gateway
 	tunnel  tunnel.Config
-	// capacity is the MTU that this side can carry, and mtu the one that both sides can.
-	capacity, mtu int
+	// capacity is the MTU that this side can carry, and mtu the one that both sides can. nodesMTU is what the nodes report
+	// now, 0 for none: it counts only after damping.
+	capacity, mtu, nodesMTU int
 	// address is the gateway's overlay address, and remote that of the peer's gateway as seen from this cluster.
 	address, remote netip.Addr
 	// isInitiator is set if this gateway is a client.
@@ -90,7 +91,8 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
 	}
 	links, omitted := linkedNodes(p, l.plane, nodes)
-	d.capacity = capacity(l, plane.Role, nodes, links)
+	d.nodesMTU = nodesMTU(l, plane.Role, nodes, links)
+	d.capacity = capacity(l, cmp.Or(l.path.nodes, d.nodesMTU), len(links) > 0)
 	d.mtu = min(d.capacity, cmp.Or(l.path.agreed, d.capacity))
 	remote := p.RemoteRanges()
 	peerNodes, _, err := ipam.SplitExternal(p.Spec.Remote.ExternalCIDR.Prefix)
@@ -187,7 +189,7 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		// If the address is not one that an agent of ours took, the number is 0, which gets no link.
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
 		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)
-		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
+		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() && !mtuTooSmall(n, g) {
 			single := lo.Map(n.Status.PodIPs, func(ip v1alpha1.IP, _ int) netip.Prefix { return netip.PrefixFrom(ip.Addr, ip.BitLen()) })
 			reported := slices.Concat(v1alpha1.Prefixes(n.Status.PodCIDRs), single)
 			use := min(left, len(reported))
@@ -284,23 +286,23 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 const minMTU = 576
 
 const (
-	// growAfter is how long a peer has to report the same larger MTU before it is accepted.
+	// growAfter is how long the same larger MTU has to be reported before it is accepted.
 	growAfter = 10 * time.Second
 	// agreeGap is the minimum time between two changes of the accepted MTU. Each one changes all nodes' links and
 	// routes.
 	agreeGap = 5 * time.Second
 )
 
-// peerMTU holds the MTU that the peer's gateway reports, and the one that is accepted.
-type peerMTU struct {
+// dampedMTU holds an MTU that others report, the peer's gateway or the nodes, and the one that is accepted.
+type dampedMTU struct {
 	// reported is the last reported MTU, in bytes, and agreed the accepted one, each with its time.
 	reported, agreed           int
 	reportedSince, agreedSince time.Time
 }
 
-// update takes the MTU that the peer reports, 0 for none, and the current time. It returns the accepted MTU, 0 if
+// update takes the MTU that others report, 0 for none, and the current time. It returns the accepted MTU, 0 if
 // unknown.
-func (m *peerMTU) update(mtu int, now time.Time) int {
+func (m *dampedMTU) update(mtu int, now time.Time) int {
 	if mtu == 0 {
 		return m.agreed
 	}
@@ -321,26 +323,53 @@ type path struct {
 	overhead int
 	// mtu is what the kernel knows about the path to it, from routes and ICMP errors, in bytes; 0 if it knows nothing.
 	mtu int
-	// agreed is the MTU that the peer's gateway can carry, 0 if it has not reported one.
-	agreed int
+	// agreed is the MTU that the peer's gateway can carry, and nodes the one that this cluster's nodes can; 0 if they have
+	// not reported one.
+	agreed, nodes int
 }
 
-// capacity returns the size of the largest packet that this side can carry: through the tunnel, over the pod's and
-// its node's network, and through the overlay to each node.
-func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links []linkedNode) int {
-	outer := min(l.underlayMTU, cmp.Or(l.path.mtu, l.underlayMTU))
+// capacity returns the size of the largest packet that this side can carry: through the tunnel, over the pod's
+// network, and by the nodes, which report nodes, 0 for nothing.
+func capacity(l local, nodes int, hasLinks bool) int {
+	mtu := min(l.underlayMTU, cmp.Or(l.path.mtu, l.underlayMTU)) - l.tunnelOverhead()
+	if hasLinks {
+		mtu = min(mtu, l.underlayMTU-overlay.Overhead)
+	}
+	return max(min(mtu, cmp.Or(nodes, mtu)), minMTU)
+}
+
+// nodesMTU returns the size of the largest packet that all nodes can carry, by their reports: over their networks, and
+// through the overlay to each of them. It is 0 if none reports that.
+func nodesMTU(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links []linkedNode) (mtu int) {
+	least := func(reported int) {
+		if reported > 0 {
+			mtu = min(reported, cmp.Or(mtu, reported))
+		}
+	}
 	for _, n := range nodes {
 		// A client's packets leave through its own node, but a server may be reached through any node.
 		passes := n.Name == l.node || role == v1alpha1.Server
-		if passes && n.DeletionTimestamp.IsZero() && n.Status.UnderlayMTU > 0 {
-			outer = min(outer, int(n.Status.UnderlayMTU))
+		if passes && n.DeletionTimestamp.IsZero() && n.Status.UnderlayMTU >= minUnderlayMTU {
+			least(int(n.Status.UnderlayMTU) - l.tunnelOverhead())
 		}
 	}
-	mtu := outer - cmp.Or(l.path.overhead, tunnel.Overhead(l.endpoint.Addr()))
 	for _, n := range links {
-		mtu = min(mtu, l.underlayMTU-overlay.Overhead, cmp.Or(n.mtu, mtu))
+		least(n.mtu)
 	}
-	return max(mtu, minMTU)
+	return mtu
+}
+
+func (l local) tunnelOverhead() int {
+	return cmp.Or(l.path.overhead, tunnel.Overhead(l.endpoint.Addr()))
+}
+
+// Nodes that report less are left out, because one MTU applies to all packets of the peering. Links to other machines
+// carry at least 1280 bytes (RFC 8200). A network plugin's overlay, ours, and the tunnel add at most 180 bytes.
+const minUnderlayMTU, minNodeMTU = 1280, 1280 - 2*overlay.Overhead - tunnel.OverheadIPv6
+
+// mtuTooSmall reports whether a node is left out for the MTU that it reports. g is its link to the gateway, nil for none.
+func mtuTooSmall(n *v1alpha1.NodeNetwork, g *v1alpha1.NodeGateway) bool {
+	return n.Status.UnderlayMTU > 0 && n.Status.UnderlayMTU < minUnderlayMTU || g != nil && g.MTU > 0 && g.MTU < minNodeMTU
 }
 
 // overlayNodes returns the nodes that have an address in the overlay, by that address. It skips reports that are being

@@ -118,6 +118,7 @@ func TestDesire(t *testing.T) {
 		{
 			name: "two nodes", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{n1, n2},
 			change: func(d *desired) {
+				d.nodesMTU = 1400
 				for i, n := range []struct{ name, peer, remote, pods string }{{"loqn1", "10.80.0.1", "172.18.0.2", "10.244.0.0/24"}, {"loqn2", "10.80.0.2", "172.18.0.3", "10.244.77.7/32"}} {
 					vni := uint32(8<<13 | i + 1)
 					d.overlay.Links = append(d.overlay.Links, overlay.Link{

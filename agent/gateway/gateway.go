@@ -246,6 +246,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err != nil {
 		return false, err
 	}
+	a.measurements.reportedMTU, want.nodesMTU = want.nodesMTU, 0
 	if compare || !reflect.DeepEqual(want, a.applied.want) {
 		a.measurements.pathRead = time.Time{}
 		a.applied.want = want

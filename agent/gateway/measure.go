@@ -18,9 +18,10 @@ type measurements struct {
 	tunnel tunnel.Stats
 	probes liveness.ProbeStats
 	// pathRead is when the kernel was last asked for the path to the peer's gateway. peerMTU is the MTU agreed with the
-	// peer.
-	pathRead time.Time
-	peerMTU  peerMTU
+	// peer, and nodesMTU that of the nodes, which reportedMTU was the last time.
+	pathRead          time.Time
+	peerMTU, nodesMTU dampedMTU
+	reportedMTU       int
 }
 
 // Measure measures the tunnel and repairs it. Its interval is shorter than that of probes through a tunnel that does
@@ -116,6 +117,7 @@ func (a *agent) tunnelHealth() tunnelHealth {
 func (a *agent) measurePath() bool {
 	now := a.local.path
 	now.agreed = a.measurements.peerMTU.update(int(a.measurements.probes.RemoteMTU), time.Now())
+	now.nodes = a.measurements.nodesMTU.update(a.measurements.reportedMTU, time.Now())
 	if a.measurements.tunnel.Endpoint.IsValid() && time.Since(a.measurements.pathRead) >= loop.MeasureInterval {
 		a.measurements.pathRead = time.Now()
 		endpoint := a.measurements.tunnel.Endpoint.Addr().Unmap()

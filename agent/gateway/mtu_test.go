@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -90,7 +93,7 @@ func TestMTUIsDamped(t *testing.T) {
 		"too little, from the start": {{0, 68, 576}},
 		"no longer reported":         {{0, 1400, 1400}, {time.Minute, 0, 1400}},
 	} {
-		var u peerMTU
+		var u dampedMTU
 		for _, s := range steps {
 			if got := u.update(s.reported, at(s.at)); got != s.want {
 				t.Errorf("%s: after %s, with %d reported, %d is accepted, want %d", name, s.at, s.reported, got, s.want)
@@ -104,7 +107,7 @@ func TestMTUIsDamped(t *testing.T) {
 		"at random":     func(int) int { return r.IntN(9000) },
 		"ever less":     func(i int) int { return 9000 - i },
 	} {
-		var u peerMTU
+		var u dampedMTU
 		before, changed, last := u.update(say(0), start), 0, start
 		for i := 1; i < 6000; i++ { // ten minutes
 			now := at(time.Duration(i) * 100 * time.Millisecond)
@@ -117,4 +120,51 @@ func TestMTUIsDamped(t *testing.T) {
 		}
 		kit.ErrorIf(t, changed > 120 || before < minMTU, "%s: %d changes in ten minutes, the last one to %d", kind, changed, before)
 	}
+}
+
+// One node's report neither reduces the MTU of others below a bound, nor decides how often it changes.
+func TestOneNodeDoesNotShrinkAll(t *testing.T) {
+	me := local{key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1500, endpoint: netip.MustParseAddrPort("192.0.2.9:30001")}
+	for role, mtu := range map[v1alpha1.Role]int{v1alpha1.Client: 1440, v1alpha1.Server: 1440} {
+		p := peering(t, role, newKey(t))
+		for _, tt := range []struct {
+			link, underlay int32
+			want           int
+			out            bool
+		}{
+			{0, 0, mtu, false},
+			{1450, 1500, mtu, false},
+			{1300, 1500, 1300, false},
+			{1100, 1500, 1100, false},
+			{1099, 1500, mtu, true},
+			{1, 1500, mtu, true},
+			{1450, 1279, mtu, true},
+			{1450, 1, mtu, true},
+			{1000000, 1000000, mtu, false},
+		} {
+			small := node("n2", "10.80.0.2", "172.18.0.3", tt.link, "10.244.1.0/24")
+			small.Status.UnderlayMTU = tt.underlay
+			nodes := []v1alpha1.NodeNetwork{node("n1", "10.80.0.1", "172.18.0.2", 1450, "10.244.0.0/24"), small}
+			d := kit.Must(desire(me, p, nodes))(t)
+			want := lo.Ternary(role == v1alpha1.Server && tt.underlay > 0 && !tt.out, min(tt.want, int(tt.underlay)-tunnel.OverheadIPv4), tt.want)
+			kit.ErrorIf(t, d.mtu != want, "%s: %+v: the MTU is %d, want %d", role, tt, d.mtu, want)
+			degraded := strings.Contains(degradedCondition(p, nodes), "left out, with an MTU below 1280 bytes, or below 1100 bytes to a gateway: node n2")
+			kit.ErrorIf(t, degraded != tt.out || len(routesOf(d, "loqn2")) > 0 == tt.out, "%s: %+v: left out is not %t: %q", role, tt, tt.out, degradedCondition(p, nodes))
+		}
+	}
+	// What the nodes report counts only after damping.
+	me.path.nodes = 1400
+	d := kit.Must(desire(me, peering(t, v1alpha1.Client, newKey(t)), []v1alpha1.NodeNetwork{node("n2", "10.80.0.2", "172.18.0.3", 1200)}))(t)
+	kit.ErrorIf(t, d.mtu != 1400 || d.nodesMTU != 1200, "the MTU is %d, and %d is reported", d.mtu, d.nodesMTU)
+	a := &agent{}
+	a.measurements.reportedMTU = 1400
+	a.measurePath()
+	changes := 0
+	for i := range 100 {
+		a.measurements.reportedMTU = 1300 + i%2
+		if a.measurePath() {
+			changes++
+		}
+	}
+	kit.ErrorIf(t, a.local.path.nodes != 1400 || changes > 0, "after %d changes %d is accepted", changes, a.local.path.nodes)
 }
