@@ -227,6 +227,10 @@ func Serve(ctx context.Context, log *slog.Logger, what string, address netip.Add
 // and the longest pause after a failure.
 const writeTimeout, writeRetry, writeRetryMost = 10 * time.Second, time.Second, 5 * time.Second
 
+// changePace is the mean time between changes of a status that are written immediately. The first ones may follow each
+// other without a pause.
+const changePace = 2 * time.Second
+
 // Change is how much a status differs from the one last written.
 type Change int
 
@@ -265,6 +269,7 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 		renewAt = next(r.Renewed)
 	}
 	retry := retries(writeRetry, writeRetryMost)
+	pace := rate.NewLimiter(rate.Every(changePace), burst)
 	for {
 		var status T
 		select {
@@ -276,7 +281,8 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 		if written != nil {
 			change = r.Compare(status, *written)
 		}
-		write := change == Changed || change == Measured && time.Since(wroteAt) >= r.Interval
+		// Others decide how often this agent's state changes, and each write is sent to many.
+		write := change == Changed && pace.Allow() || change == Measured && time.Since(wroteAt) >= r.Interval
 		renew := !time.Now().Before(renewAt)
 		var err error
 		if write {

@@ -297,6 +297,15 @@ func TestStatusOnChange(t *testing.T) {
 		if n := len(r.writes.statuses) - before; n != 1 {
 			t.Errorf("a change was written %d times", n)
 		}
+		// Others may cause changes as often as they like.
+		before = len(r.writes.statuses)
+		for range 300 {
+			f.status += 100
+			r.sleep(200 * time.Millisecond)
+		}
+		if n := len(r.writes.statuses) - before; n < 20 || n > burst+32 {
+			t.Errorf("300 changes in a minute were written %d times", n)
+		}
 	})
 }
 
