@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
+	"reflect"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -24,7 +25,11 @@ import (
 
 // userspace is wireguard-go on a TUN device. wgctrl can configure it too, but uses a socket in the file system. That
 // would need a writable directory, and network namespaces share the file system.
-type userspace struct{ device *device.Device }
+type userspace struct {
+	device *device.Device
+	// received is the peer's queue of received batches of packets, nil while there is no peer.
+	received atomic.Pointer[reflect.Value]
+}
 
 func newUserspace(name string, report func(error)) (*userspace, error) {
 	t, err := tun.CreateTUN(name, device.DefaultMTU)
@@ -37,12 +42,26 @@ func newUserspace(name string, report func(error)) (*userspace, error) {
 			report(fmt.Errorf("tunnel %q: %w", name, fmt.Errorf(format, args...)))
 		},
 	}
-	out, in := newWindow(), newWindow()
-	u := &userspace{device.NewDevice(
-		&boundedTUN{Device: t, out: reader{window: out}, in: in}, &bind{Bind: conn.NewDefaultBind(), out: out, in: in}, logger,
-	)}
-	go releaseAfterLoad(u.device.Wait(), out, in)
+	u, windows := newUserspaceOn(t, logger)
+	go releaseAfterLoad(u.device.Wait(), windows...)
 	return u, nil
+}
+
+func newUserspaceOn(t tun.Device, logger *device.Logger) (u *userspace, windows []*window) {
+	out, in := newWindow(), newWindow()
+	u = &userspace{}
+	in.idle = u.isIdle
+	u.device = device.NewDevice(
+		&boundedTUN{Device: t, out: reader{window: out}, in: in}, &bind{Bind: conn.NewDefaultBind(), out: out, in: in}, logger,
+	)
+	return u, []*window{out, in}
+}
+
+// isIdle reports whether no received packets wait, so at most the last batch is being processed. wireguard-go has no
+// method for that, and drops forged and replayed packets without a sign.
+func (u *userspace) isIdle() bool {
+	queue := u.received.Load()
+	return queue != nil && queue.Len() == 0
 }
 
 // bind has wireguard-go's sockets, which receive only as many packets as there is room for.
@@ -91,7 +110,15 @@ func (u *userspace) Device(string) (*wgtypes.Device, error) {
 }
 
 func (u *userspace) ConfigureDevice(_ string, c wgtypes.Config) error {
-	return u.device.IpcSet(encode(c))
+	if err := u.device.IpcSet(encode(c)); err != nil {
+		return err
+	}
+	for _, p := range c.Peers { // a tunnel has one peer, and the others are removed
+		if peer := u.device.LookupPeer(device.NoisePublicKey(p.PublicKey)); peer != nil {
+			u.received.Store(new(reflect.ValueOf(peer).Elem().FieldByName("queue").FieldByName("inbound").Elem().FieldByName("c")))
+		}
+	}
+	return nil
 }
 
 func (u *userspace) Close() error {
@@ -201,8 +228,12 @@ func decodeKey(value string) (wgtypes.Key, error) {
 type window struct {
 	limit int
 	left  notify.Signal
+	// idle reports whether at most the last batch is still being processed. It may be nil.
+	idle func() bool
 
 	mu sync.Mutex
+	// batch is the size of the last batch.
+	batch int
 	// inFlight are the buffers of the packets in flight.
 	inFlight []*byte
 	// leaving is the number of calls that are sending packets.
@@ -220,14 +251,22 @@ const (
 	// counted in steps: if the process does not get the processor, time passes although its workers have not run.
 	dropStep  = time.Millisecond
 	dropSteps = 3
+	// yields is how often a reader lets others run before it waits for a step.
+	yields = 4
 )
 
 func newWindow() *window {
 	return &window{limit: perThread * runtime.GOMAXPROCS(0), left: notify.NewSignal()}
 }
 
-// wait returns when there is room.
+// wait returns when there is room. First it lets wireguard-go process what was read, if no other thread does.
 func (w *window) wait() {
+	for range yields {
+		if !w.full(false) {
+			return
+		}
+		runtime.Gosched()
+	}
 	for step := 0; w.full(step >= dropSteps); step++ {
 		select {
 		case <-w.left:
@@ -243,6 +282,10 @@ func (w *window) full(dropped bool) bool {
 	if dropped && w.leaving == 0 && len(w.left) == 0 { // nothing has left just now
 		w.inFlight = w.inFlight[:0]
 	}
+	if len(w.inFlight) >= w.limit && w.idle != nil && w.idle() {
+		w.inFlight = slices.Delete(w.inFlight, 0, max(0, len(w.inFlight)-w.batch))
+		return false
+	}
 	return len(w.inFlight) >= w.limit
 }
 
@@ -250,11 +293,13 @@ func (w *window) full(dropped bool) bool {
 func (w *window) enter(packets []*byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	before := len(w.inFlight)
 	for _, p := range packets {
 		if p != nil {
 			w.inFlight = append(w.inFlight, p)
 		}
 	}
+	w.batch = len(w.inFlight) - before
 	w.maxInFlight = max(w.maxInFlight, len(w.inFlight))
 }
 

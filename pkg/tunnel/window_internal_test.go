@@ -7,6 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun/tuntest"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -19,6 +23,7 @@ func TestWindow(t *testing.T) {
 		left     []int
 		stay     []int // buffers that are still in their place at the second call
 		data     string
+		idle     bool // wireguard-go processes at most the last batch
 		waits    time.Duration
 		inFlight int // after the second call
 	}{
@@ -30,6 +35,8 @@ func TestWindow(t *testing.T) {
 		"a later one leaves first":                 {left: []int{3, 1}, inFlight: 1},
 		"two were dropped at once":                 {stay: []int{0, 2}, inFlight: 3},
 		"one was dropped at once":                  {stay: []int{2}, waits: dropped, inFlight: 1},
+		"wireguard-go is idle":                     {idle: true, inFlight: 5},
+		"one was dropped at once, and it is idle":  {idle: true, stay: []int{0}, inFlight: 4},
 		"two are no data":                          {data: "d--d", inFlight: 3},
 		"one is no data":                           {data: "dd-d", waits: dropped, inFlight: 1},
 		"a message of WireGuard's own leaves":      {left: []int{99}, waits: dropped, inFlight: 1},
@@ -37,7 +44,7 @@ func TestWindow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := &window{limit: 3, left: make(chan struct{}, 1)}
+				w := &window{limit: 3, left: make(chan struct{}, 1), idle: func() bool { return tt.idle }}
 				r := reader{window: w}
 				buffers := make([][]byte, 4)
 				for i := range buffers {
@@ -117,4 +124,16 @@ func TestEndOfLoad(t *testing.T) {
 	}
 	want := []bool{false, false, false, false, false, false, true, false, false, false, true}
 	kit.Check(t, fmt.Sprintf("peaks of %v", peaks), got, want)
+}
+
+// The length of wireguard-go's queue is not exported. The tunnel knows it once it has a peer, and when that is replaced.
+func TestIdle(t *testing.T) {
+	u, _ := newUserspaceOn(tuntest.NewChannelTUN().TUN(), device.NewLogger(device.LogLevelSilent, ""))
+	defer u.device.Close()
+	kit.ErrorIf(t, u.isIdle(), "idle without a peer")
+	peer := wgtypes.PeerConfig{PublicKey: wgtypes.Key{1}}
+	for range 2 {
+		kit.NoError(t, u.ConfigureDevice("", wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: peer.PublicKey, Remove: true}, peer}}))
+		kit.ErrorIf(t, !u.isIdle(), "not idle, although nothing was received")
+	}
 }

@@ -1,0 +1,201 @@
+package tunnel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun/tuntest"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// The variables by which a test starts its own program as an attacker: see TestFlooder.
+const floodTo, floodRate, floodPacket, floodNew = "FLOOD_TO", "FLOOD_RATE", "FLOOD_PACKET", "FLOOD_NEW"
+
+// step is the time between two bursts of packets.
+const step = 2 * time.Millisecond
+
+// TestFlooder is not a test, but an attacker in another process. It sends a packet again and again, with another
+// counter each time if floodNew is set: then it cannot be decrypted.
+func TestFlooder(t *testing.T) {
+	if os.Getenv(floodTo) == "" {
+		t.Skip("a part of TestGarbageDelaysNothing")
+	}
+	runtime.GOMAXPROCS(1)
+	rate := kit.Must(strconv.Atoi(os.Getenv(floodRate)))(t)
+	packet := kit.Must(hex.DecodeString(os.Getenv(floodPacket)))(t)
+	c := kit.Must(net.Dial("udp4", os.Getenv(floodTo)))(t)
+	for start, n := time.Now(), 0; time.Since(start) < time.Minute; time.Sleep(step) {
+		for ; n < int(time.Since(start).Seconds()*float64(rate)); n++ {
+			if os.Getenv(floodNew) != "" {
+				binary.LittleEndian.PutUint64(packet[8:], 1<<40+uint64(n))
+			}
+			_, _ = c.Write(packet) // a full queue refuses it
+		}
+	}
+}
+
+// gatewayPair is a server, and a client whose packets pass a relay that reads them.
+type gatewayPair struct {
+	address string
+	client  *tuntest.ChannelTUN
+	// arrived are the packets that left the server's tunnel. recorded is one of the client's packets with data.
+	mu       sync.Mutex
+	arrived  int
+	recorded []byte
+}
+
+func newGatewayPair(t *testing.T, bounded bool) *gatewayPair {
+	t.Helper()
+	serverKey, clientKey := kit.Must(wgtypes.GeneratePrivateKey())(t), kit.Must(wgtypes.GeneratePrivateKey())(t)
+	server, client := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
+	p := &gatewayPair{client: client}
+	port := 0
+	configure := func(u *userspace, own wgtypes.Key, peer Peer) {
+		t.Cleanup(u.device.Close)
+		kit.NoError(t, u.ConfigureDevice("", wgtypes.Config{
+			PrivateKey: &own, ListenPort: &port, Peers: []wgtypes.PeerConfig{peerDifference(wgtypes.Peer{}, Config{Peer: peer}, netip.AddrPort{})},
+		}))
+		kit.NoError(t, u.device.Up())
+	}
+	logger := device.NewLogger(device.LogLevelSilent, "")
+	u := &userspace{}
+	if bounded {
+		u, _ = newUserspaceOn(server.TUN(), logger)
+	} else {
+		u.device = device.NewDevice(server.TUN(), conn.NewDefaultBind(), logger)
+	}
+	configure(u, serverKey, Peer{PublicKey: clientKey.PublicKey(), AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32")}})
+	p.address = fmt.Sprintf("127.0.0.1:%d", kit.Must(u.Device(""))(t).ListenPort)
+	c := &userspace{device: device.NewDevice(client.TUN(), conn.NewDefaultBind(), logger)}
+	configure(c, clientKey, Peer{
+		PublicKey: serverKey.PublicKey(), Endpoint: p.relay(t), AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")},
+	})
+	go func() {
+		for range server.Inbound {
+			p.mu.Lock()
+			p.arrived++
+			p.mu.Unlock()
+		}
+	}()
+	return p
+}
+
+// relay starts the relay, and returns its address.
+func (p *gatewayPair) relay(t *testing.T) netip.AddrPort {
+	t.Helper()
+	listener := kit.Must(net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}))(t)
+	onward := kit.Must(net.Dial("udp4", p.address))(t)
+	var back sync.Map
+	t.Cleanup(func() { kit.CheckNoError(t, listener.Close()); kit.CheckNoError(t, onward.Close()) })
+	go func() {
+		for b := make([]byte, 1<<16); ; {
+			n, from, err := listener.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			back.Store(0, from)
+			if isData(b) && n > device.MessageTransportSize {
+				p.mu.Lock()
+				p.recorded = bytes.Clone(b[:n])
+				p.mu.Unlock()
+			}
+			_, _ = onward.Write(b[:n]) // lost like any packet
+		}
+	}()
+	go func() {
+		for b := make([]byte, 1<<16); ; {
+			n, err := onward.Read(b)
+			if err != nil {
+				return
+			}
+			if to, known := back.Load(0); known {
+				_, _ = listener.WriteToUDPAddrPort(b[:n], to.(netip.AddrPort))
+			}
+		}
+	}()
+	return netip.MustParseAddrPort(listener.LocalAddr().String())
+}
+
+func (p *gatewayPair) state() (arrived int, recorded []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.arrived, p.recorded
+}
+
+// lost returns how many of the client's packets do not leave the server's tunnel during a flood.
+func (p *gatewayPair) lost(t *testing.T, rate int, replayed bool, duration time.Duration) (lost, sent int) {
+	t.Helper()
+	ping := tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
+	kit.Within(t, 20*time.Second, "the tunnel works", func() string {
+		p.client.Outbound <- ping
+		if arrived, recorded := p.state(); arrived == 0 || recorded == nil {
+			return "nothing has arrived"
+		}
+		return ""
+	})
+	_, packet := p.state()
+	flooder := exec.Command(os.Args[0], "-test.run=^TestFlooder$")
+	flooder.Env = append(os.Environ(), floodTo+"="+p.address, fmt.Sprintf("%s=%d", floodRate, rate), floodPacket+"="+hex.EncodeToString(packet))
+	if !replayed {
+		flooder.Env = append(flooder.Env, floodNew+"=1")
+	}
+	kit.NoError(t, flooder.Start())
+	defer func() {
+		kit.CheckNoError(t, flooder.Process.Kill())
+		_ = flooder.Wait() // it was killed
+	}()
+	time.Sleep(500 * time.Millisecond) // its start is no part of the flood
+	before, _ := p.state()
+	for start := time.Now(); time.Since(start) < duration; time.Sleep(step) {
+		p.client.Outbound <- ping
+		sent++
+	}
+	time.Sleep(200 * time.Millisecond) // the last ones
+	after, _ := p.state()
+	return sent - (after - before), sent
+}
+
+// Anyone who has seen one packet of the tunnel can send others that wireguard-go drops only after it has tried to
+// decrypt them, or replays. They take no room from the peer's packets: without the bound on packets in flight, no fewer
+// of these arrive. There is one thread, as on a node with two processors, and the attacker is another process.
+func TestGarbageDelaysNothing(t *testing.T) {
+	kit.NotShort(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	rounds, rates, duration, tolerated := 1, []int{60000}, 2*time.Second, 0.2
+	if kit.Full() {
+		rounds, rates, duration, tolerated = 10, []int{20000, 60000}, 4*time.Second, 0.001
+	}
+	for _, rate := range rates {
+		for _, replayed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d packets per second, replayed: %t", rate, replayed), func(t *testing.T) {
+				share := func(bounded bool) float64 {
+					lost, sent := 0, 0
+					for range rounds {
+						l, s := newGatewayPair(t, bounded).lost(t, rate, replayed, duration)
+						lost, sent = lost+l, sent+s
+					}
+					t.Logf("bounded: %t, lost: %d of %d", bounded, lost, sent)
+					return float64(lost) / float64(sent)
+				}
+				if without, with := share(false), share(true); with > without+tolerated {
+					t.Errorf("%.2f %% of the peer's packets are lost, and %.2f %% without the bound", 100*with, 100*without)
+				}
+			})
+		}
+	}
+}
