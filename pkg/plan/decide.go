@@ -159,9 +159,12 @@ func (f *input) choosePlanes(clusters [2]*Offer, d *decisions) error {
 			return err
 		}
 		planes, reason = first(given), "given by --planes"
-	case len(planes) > 0 && (single == "" || len(planes) == 1):
+	case single == "" && len(planes) > 0:
 	case single != "":
-		planes, reason = first(1), single
+		reason = single
+		if len(planes) != 1 {
+			planes = first(1)
+		}
 	case few.Planes.EligibleNodes < defaultPlanes:
 		planes, reason = first(1), few.Name+" has fewer than two nodes that can run a gateway; --planes 2 adds a plane later"
 	default:

@@ -54,6 +54,9 @@ func newDraft(own Facts, intent Intent, peer *Offer) (*draft, error) {
 		addNote(&d.plan.Notes, "the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s",
 			d.plan.Cluster, agents.Agents.Version, f.Version)
 	}
+	if single := d.offer.Planes.SingleGatewayReason; single != "" {
+		addNote(&d.plan.Notes, "the peering has one plane: no packets pass while its gateway or the gateway's node fails, since %s", single)
+	}
 	if f.facts.PodsInferred != "" {
 		addNote(&d.plan.Notes, "%s", f.facts.PodsInferred)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -68,8 +69,7 @@ func TestChoosePlanes(t *testing.T) {
 	down[1].Ready, down[1].Taints = false, []corev1.Taint{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoSchedule}}
 	controlPlane := nodes(2)
 	controlPlane[0].Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
-	service := &corev1.Service{}
-	service.Annotations = map[string]string{AnnotationEndpoints: "192.0.2.1:51840"}
+	service := serviceWithEndpoint()
 	for _, tt := range []struct {
 		name    string
 		nodes   []Node
@@ -78,6 +78,7 @@ func TestChoosePlanes(t *testing.T) {
 		given   int
 		options Overrides
 		want    string
+		reason  string
 		refused string
 		waits   bool
 	}{
@@ -99,6 +100,8 @@ func TestChoosePlanes(t *testing.T) {
 		{name: "more than there can be", nodes: nodes(9), given: 5, refused: "at most 4 planes"},
 		{name: "an endpoint is one gateway's", nodes: nodes(2), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, given: 2, refused: "--endpoint names the endpoint of one gateway of a, and 2 planes need as many endpoints"},
 		{name: "so is one of an earlier command", nodes: nodes(2), service: service, given: 2, refused: "--endpoint names"},
+		{name: "so it is in a later command", nodes: nodes(2), service: service, exists: with(0), want: "[0]", reason: "--endpoint names the endpoint of one gateway of a"},
+		{name: "and the plane stays", nodes: nodes(2), service: service, exists: with(1), want: "[1]", reason: "--endpoint names"},
 		{name: "an endpoint for a peering with two planes", nodes: nodes(2), exists: with(0, 1), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, want: "[0]"},
 		{name: "a node port", nodes: nodes(2), options: Overrides{ServiceType: "NodePort", NodePort: 31000}, given: 2, refused: "--service-type names the port"},
 	} {
@@ -117,9 +120,34 @@ func TestChoosePlanes(t *testing.T) {
 					continue
 				}
 				for _, d := range d {
-					kit.ErrorIf(t, err != nil || fmt.Sprint(d.planes) != tt.want || d.planesStatement.Reason == "", "%+v, %v", d, err)
+					kit.ErrorIf(t, err != nil || fmt.Sprint(d.planes) != tt.want || d.planesStatement.Reason == "" || !strings.Contains(d.planesStatement.Reason, tt.reason), "%+v, %v", d, err)
 				}
 			}
 		})
 	}
+}
+
+// A plan with an endpoint says that there is one plane, also if an earlier command chose the endpoint.
+func TestOneEndpointIsOnePlane(t *testing.T) {
+	for name, set := range map[string]func(a *input){
+		"given":             func(a *input) { a.Overrides.Endpoints = []string{"192.0.2.1:1"} },
+		"given earlier":     func(a *input) { a.facts.Service = serviceWithEndpoint() },
+		"given, one plane":  func(a *input) { a.Overrides.Endpoints, a.Overrides.Planes = []string{"192.0.2.1:1"}, 1 },
+		"a port is given":   func(a *input) { a.Overrides.ServiceType, a.Overrides.NodePort = "NodePort", 31000 },
+		"nothing was given": func(*input) {},
+	} {
+		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "").withNodes(2), newFacts("b", []string{"10.2.0.0/16"}, "", "").withNodes(2)
+		a.Overrides.Server = true
+		set(a)
+		p := kit.Must(chooseBoth(a, b))(t)
+		said := strings.Join(append(p.Clusters[0].Notes, p.Clusters[1].Notes...), "\n")
+		kit.ErrorIf(t, strings.Count(said, "one plane") != lo.Ternary(name == "nothing was given", 0, 1), "%s: the notes are %q", name, said)
+	}
+}
+
+// serviceWithEndpoint is the Service of gateways after an endpoint was given.
+func serviceWithEndpoint() *corev1.Service {
+	service := &corev1.Service{}
+	service.Annotations = map[string]string{AnnotationEndpoints: "192.0.2.1:51840"}
+	return service
 }
