@@ -46,8 +46,9 @@ type local struct {
 	underlayMTU int
 	// path is the path to the peer's gateway.
 	path path
-	// endpoint is the server's endpoint to try now.
+	// endpoint is the server's endpoint to try now. port is the source port from which it is called: see wire.EndOfRange.
 	endpoint netip.AddrPort
+	port     uint16
 }
 
 // desired is the desired state of the gateway's kernel.
@@ -75,7 +76,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		return d, fmt.Errorf("peering %s has no plane %d", p.Name, l.plane)
 	}
 	if plane.Role == v1alpha1.Server {
-		l.endpoint = netip.AddrPort{} // it may remain from when this gateway was a client
+		l.endpoint, l.port = netip.AddrPort{}, 0 // they may remain from when this gateway was a client
 	}
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	number, numberErr := ipam.GatewayNumber(int(p.Spec.Index), int(l.plane))
@@ -101,7 +102,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	}
 	d.setRules(l.underlay, p, internalMapping, peerNodes)
 	d.tunnel = tunnel.Config{
-		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
+		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: cmp.Or(l.port, tunnel.ListenPort), MTU: d.mtu, Address: d.address,
 		Underlay: l.underlay,
 		Peer: tunnel.Peer{
 			PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote, Keepalive: lo.Ternary(d.isInitiator, keepalive, 0),

@@ -19,6 +19,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // lookupTimeout is how long a name server may take, while everything else waits.
@@ -230,8 +233,38 @@ type dialer struct {
 	check *portCheck
 	// downSince is zero while the session works. redialed is when the last handshake started.
 	downSince, redialed time.Time
-	// lastReceived is when a packet last came from the peer.
+	// lastReceived is when a packet last came from the peer, and unanswered how many handshakes were started since.
+	// cookies is how many replies with a cookie had come before the last one.
 	lastReceived time.Time
+	unanswered   int
+	cookies      uint64
+}
+
+// portTries is how many handshakes get no answer before the client calls from another port each time. One address may
+// lead to several nodes, and the network may keep sending the packets of a known flow to one that is gone.
+const portTries = 3
+
+// nextPort returns the port for the next handshake, given the last one's.
+func (c *dialer) nextPort(port uint16) uint16 {
+	if c.unanswered++; c.unanswered <= portTries {
+		return port
+	}
+	return lo.Ternary(port == wire.EndOfRange(tunnel.ListenPort), tunnel.ListenPort, port+1)
+}
+
+// cookieTimeout is longer than the time after which WireGuard repeats a handshake: 5 to 5.33 s (Rekey-Timeout, section
+// 6.1 of its paper).
+const cookieTimeout = 6 * time.Second
+
+// awaitsCookie reports whether the server has answered the last handshake with a cookie. WireGuard itself repeats that
+// handshake with the cookie, which another one from here would discard. Anyone can make a server do so by sending it
+// many handshakes.
+func (c *dialer) awaitsCookie() bool {
+	if time.Since(c.redialed) >= cookieTimeout {
+		return false
+	}
+	replies, err := nat.CookieReplies()
+	return err == nil && replies > c.cookies
 }
 
 // observe records whether the session is lost.

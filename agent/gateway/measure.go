@@ -44,7 +44,7 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 		}
 	}
 	if received {
-		a.dialer.lastReceived = time.Now()
+		a.dialer.lastReceived, a.dialer.unanswered = time.Now(), 0
 	}
 	down := a.tunnelHealth().sessionLost
 	a.dialer.observe(down)
@@ -58,7 +58,7 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 			if again := a.tryPreferredEndpoint(); again > 0 {
 				next = min(next, again)
 			}
-		case a.dialer.shouldRedial(a.measurements.probes):
+		case a.dialer.shouldRedial(a.measurements.probes) && !a.dialer.awaitsCookie():
 			a.redial(ctx)
 		}
 	}
@@ -92,13 +92,18 @@ func (a *agent) redial(ctx context.Context) {
 	// The first time, no handshake has failed yet.
 	if !a.dialer.redialed.IsZero() {
 		a.dialer.endpoints.next()
-		if endpoint, err := a.dialer.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
+		if endpoint, err := a.dialer.endpoints.current(ctx); err == nil {
 			a.local.endpoint = endpoint
-			a.applied.desired.tunnel.Peer.Endpoint = endpoint
-			if _, err := a.device.Configure(a.applied.desired.tunnel); err != nil {
-				a.cfg.Log.Error("cannot change the endpoint", "error", err)
+		}
+		to := &a.applied.desired.tunnel
+		a.local.port = a.dialer.nextPort(to.ListenPort)
+		if before := *to; a.local.endpoint != before.Peer.Endpoint || a.local.port != before.ListenPort {
+			to.Peer.Endpoint, to.ListenPort = a.local.endpoint, a.local.port
+			if _, err := a.device.Configure(*to); err != nil {
+				a.cfg.Log.Error("cannot change the endpoint or the port", "error", err)
 			}
 		}
+		a.dialer.cookies, _ = nat.CookieReplies() // if unknown, it does not wait for one
 		if err := a.device.Reset(); err != nil {
 			a.cfg.Log.Error("cannot restart the handshake", "error", err)
 		}
@@ -136,7 +141,7 @@ func (a *agent) measurePath() bool {
 func (a *agent) receive(ctx context.Context, want desired) {
 	ports := []uint16{overlay.Port}
 	if tunnel.Backend(a.device.backend) == tunnel.Userspace {
-		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard accepts no aggregated packets
+		ports = append(ports, tunnel.ListenPort) // the kernel's WireGuard accepts no aggregated packets
 	}
 	_, err := nat.ApplyReceive(ctx, nat.Receive{Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports})
 	if err != nil {

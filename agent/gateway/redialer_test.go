@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -101,4 +103,25 @@ func TestRedial(t *testing.T) {
 		kit.ErrorIf(t, len(got) < 2 || got[0] <= probeInterval+redialLater || got[1]-got[0] < redialLater,
 			"a lost session is restarted at %v", got)
 	})
+}
+
+// A client that gets no answer calls from its port a few times, and then from each of its ports in turn, until it gets
+// one.
+func TestPortsOfHandshakes(t *testing.T) {
+	const first = tunnel.ListenPort
+	var c dialer
+	port, used := first, map[uint16]int{}
+	for range portTries {
+		port = c.nextPort(port)
+	}
+	kit.Check(t, "port after the first handshakes", port, first)
+	last := wire.EndOfRange(first)
+	for range last - first + 1 {
+		port = c.nextPort(port)
+		used[port]++
+	}
+	kit.ErrorIf(t, len(used) != int(last-first)+1 || len(used) < 2 || port != first, "ports of the next handshakes: %v", used)
+	port = c.nextPort(port)
+	c.unanswered = 0 // a packet has arrived
+	kit.Check(t, "port after an answer", c.nextPort(port), port)
 }

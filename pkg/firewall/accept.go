@@ -91,7 +91,7 @@ type acceptRule struct {
 	// in and out are prefixes of interface names.
 	in, out  string
 	src, dst netip.Addr
-	// sport and dport are UDP ports.
+	// sport and dport are UDP ports, or the first ones of a range: see wire.EndOfRange.
 	sport, dport uint16
 	// icmp restricts the rule to ICMP. At the hook input, the only ICMP packets are pings and replies: our own table
 	// drops the others.
@@ -365,15 +365,15 @@ func (a acceptRule) exprs(ch *nftables.Chain) (e []expr.Any) {
 		match(iptables, nft.Equal(nft.IPHeader(protocol, 1), []byte{unix.IPPROTO_UDP})...)
 		match(iptables, &expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(a.sport), DstPorts: portRange(a.dport)}})
 		match(!iptables, nft.Meta(expr.MetaKeyL4PROTO, unix.IPPROTO_UDP)...)
-		match(!iptables && a.sport != 0, nft.Equal(nft.TransportHeader(0, 2), binary.BigEndian.AppendUint16(nil, a.sport))...)
-		match(!iptables && a.dport != 0, nft.Equal(nft.TransportHeader(2, 2), binary.BigEndian.AppendUint16(nil, a.dport))...)
+		match(!iptables && a.sport != 0, nft.Port(0, a.sport, wire.EndOfRange(a.sport))...)
+		match(!iptables && a.dport != 0, nft.Port(2, a.dport, wire.EndOfRange(a.dport))...)
 	}
 	return append(e, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
-// portRange returns the range of one port, or of all if it is 0.
+// portRange returns the range that begins with a port, or that of all ports if it is 0.
 func portRange(port uint16) [2]uint16 {
-	return lo.Ternary(port == 0, [2]uint16{0, 0xffff}, [2]uint16{port, port})
+	return lo.Ternary(port == 0, [2]uint16{0, 0xffff}, [2]uint16{port, wire.EndOfRange(port)})
 }
 
 // settleTime is how long chains and rules must not have changed before a signal. Firewalld runs a program for each of

@@ -32,10 +32,10 @@ func accepted(chain string) []string {
 			{"-o loq+", "to peers"},
 			{"-s 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.1.9:6094"},
 			{"-d 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay to 10.244.1.9:6094"},
-			{"-s 10.244.1.9/32 -p udp -m udp --sport 51840", "tunnel from 10.244.1.9:51840"},
-			{"-d 10.244.1.9/32 -p udp -m udp --dport 51840", "tunnel to 10.244.1.9:51840"},
-			{"-s 10.244.2.9/32 -p udp -m udp --sport 51840", "tunnel from 10.244.2.9:51840"},
-			{"-d 10.244.2.9/32 -p udp -m udp --dport 51840", "tunnel to 10.244.2.9:51840"},
+			{"-s 10.244.1.9/32 -p udp -m udp --sport 51840:51855", "tunnel from 10.244.1.9:51840"},
+			{"-d 10.244.1.9/32 -p udp -m udp --dport 51840:51855", "tunnel to 10.244.1.9:51840"},
+			{"-s 10.244.2.9/32 -p udp -m udp --sport 51840:51855", "tunnel from 10.244.2.9:51840"},
+			{"-d 10.244.2.9/32 -p udp -m udp --dport 51840:51855", "tunnel to 10.244.2.9:51840"},
 		}
 	}
 	var out []string

@@ -34,6 +34,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/nft"
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // ApplyGateway applies the tables of a gateway in the calling thread's network namespace, and reports whether it
@@ -55,7 +56,7 @@ func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 		return changed, err
 	}
 	for _, g := range n.initiators() {
-		deleted, err := deleteUntranslated(netip.AddrPortFrom(g, n.TunnelPort))
+		deleted, err := deleteUntranslated(g, n.TunnelPort)
 		if changed = changed || deleted; err != nil {
 			return changed, err
 		}
@@ -374,26 +375,24 @@ const (
 	ctaFilterOriginal = 1
 	filterSource      = 1 << 0
 	filterProtocol    = 1 << 3
-	filterSourcePort  = 1 << 4
 )
 
-// deleteUntranslated deletes the conntrack entries of UDP packets from an address and port whose source is not
-// translated, and reports whether there were any. The kernel consults nat chains only for a connection's first packet.
-// A gateway that calls its peer always sends from the same port, so an entry that is older than our rule would never
-// expire. If the kernel has no netlink for connection tracking, nothing is deleted.
-func deleteUntranslated(source netip.AddrPort) (deleted bool, err error) {
+// deleteUntranslated deletes the conntrack entries of UDP packets from an address and a range of ports whose source is
+// not translated, and reports whether there were any. The kernel consults nat chains only for a connection's first
+// packet. A gateway that calls its peer sends from the same port for as long as it is answered, so an entry that is
+// older than our rule would never expire. If the kernel has no netlink for connection tracking, nothing is deleted.
+func deleteUntranslated(source netip.Addr, first uint16) (deleted bool, err error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return false, fmt.Errorf("open connection tracking: %w", err)
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	address := attribute(nl.CTA_IP_V4_SRC, source.Addr().AsSlice()...)
+	address := attribute(nl.CTA_IP_V4_SRC, source.AsSlice()...)
 	protocol := attribute(nl.CTA_PROTO_NUM, unix.IPPROTO_UDP)
-	sourcePort := attribute(nl.CTA_PROTO_SRC_PORT, network(source.Port())...)
 	entries, err := c.Execute(conntrack(
 		nl.IPCTNL_MSG_CT_GET, netlink.Dump,
-		nested(nl.CTA_TUPLE_ORIG, nested(nl.CTA_TUPLE_IP, address), nested(nl.CTA_TUPLE_PROTO, protocol, sourcePort)),
-		nested(ctaFilter, attribute(ctaFilterOriginal, native(filterSource|filterProtocol|filterSourcePort)...)),
+		nested(nl.CTA_TUPLE_ORIG, nested(nl.CTA_TUPLE_IP, address), nested(nl.CTA_TUPLE_PROTO, protocol)),
+		nested(ctaFilter, attribute(ctaFilterOriginal, native(filterSource|filterProtocol)...)),
 	))
 	if errors.Is(err, unix.EINVAL) {
 		return false, nil
@@ -406,7 +405,11 @@ func deleteUntranslated(source netip.AddrPort) (deleted bool, err error) {
 		tuple, status := entry[nl.CTA_TUPLE_ORIG], entry[nl.CTA_STATUS]
 		isTranslated := len(status) == 4 && binary.BigEndian.Uint32(status)&ctSourceNAT != 0
 		// Kernels before 5.8 ignore the filter. The attributes of an entry are in the same order as in the request.
-		if isTranslated || !bytes.Contains(tuple, encode(address)) || !bytes.Contains(tuple, encode(protocol, sourcePort)) {
+		if isTranslated || !bytes.Contains(tuple, encode(address)) || !bytes.Contains(tuple, encode(protocol)) {
+			continue
+		}
+		port := link.Attributes(link.Attributes(tuple)[nl.CTA_TUPLE_PROTO])[nl.CTA_PROTO_SRC_PORT]
+		if len(port) != 2 || binary.BigEndian.Uint16(port) < first || binary.BigEndian.Uint16(port) > wire.EndOfRange(first) {
 			continue
 		}
 		_, err := c.Execute(conntrack(nl.IPCTNL_MSG_CT_DELETE, netlink.Acknowledge, attribute(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, tuple...)))

@@ -43,6 +43,7 @@ const (
 	countFromPeer  = "from-peer"
 	countTunnelOut = "tunnel-out"
 	countTunnelIn  = "tunnel-in"
+	countCookies   = "cookies"
 )
 
 // rules returns the watcher's table. Its chain at postrouting comes after all others, when packets have their final
@@ -148,6 +149,20 @@ type Drop struct {
 	Packets uint64
 }
 
+// CookieReplies returns how many of WireGuard's messages with a cookie have reached this gateway. A server under load
+// answers a handshake with such a message, and processes only another handshake with that cookie.
+func CookieReplies() (replies uint64, err error) {
+	c := &nftables.Conn{}
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+		counted, err := counters(c, &nftables.Table{Name: TableName, Family: family})
+		if err != nil {
+			return 0, err
+		}
+		replies += counted[countCookies].Packets
+	}
+	return replies, nil
+}
+
 // Drops returns the numbers of packets that our tables in the calling thread's network namespace have dropped, by hook,
 // reason and link. A counter keeps its value when rules change. It restarts at zero when an agent has to write the
 // whole table, after a change by someone else. Kernels without named counters have none.
@@ -159,6 +174,7 @@ func Drops() ([]Drop, error) {
 		if err != nil {
 			return nil, err
 		}
+		delete(counted, countCookies) // they were not dropped
 		for name, counter := range counted {
 			sum[name] += counter.Packets
 		}

@@ -189,9 +189,10 @@ func (g Gateway) toNodes() rules {
 // look like. Overlay packets to a broadcast address are not accepted: they may come from a pod, with a node's source
 // that the network plugin gave them.
 func (g Gateway) input() rules {
-	tunnel := g.tunnelInput()
+	cookies, tunnel := g.tunnelInput()[0], g.tunnelInput()[1:]
 	fromGateway := concat(iifGroup(g.TunnelGroup), isAddress(sourceAt, g.PeerGateway))
-	out := slices.Concat(rules{ // first the most frequent packets
+	out := slices.Concat(rules{
+		cookies, // first the most frequent packets, but those that are counted before they are accepted
 		tunnel[0],
 		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), from(setNodes), accept())},
 		tunnel[1],
@@ -227,6 +228,7 @@ func (g Gateway) input() rules {
 // tunnelInput accepts the tunnel's packets, over IPv4 and IPv6.
 func (g Gateway) tunnelInput() rules {
 	return rules{
+		{"replies with a cookie, which ask for another handshake", concat(cookieReply(g.TunnelPort), counter(countCookies))},
 		{"tunnel, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
 		{"tunnel", concat(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
 	}

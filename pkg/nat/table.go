@@ -17,6 +17,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nft"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // TableName is the name of our nftables table in each address family.
@@ -327,11 +328,25 @@ func transport(protocol byte, offset uint32, value ...byte) exprs {
 	return concat(proto(protocol), nft.Equal(nft.TransportHeader(offset, uint32(len(value))), value))
 }
 
-// udpDport: `udp dport 6094`.
-func udpDport(p uint16) exprs { return transport(unix.IPPROTO_UDP, 2, network(p)...) }
+// udpDport: `udp dport 6094`, and for the tunnel `udp dport 51840-51855`.
+func udpDport(p uint16) exprs {
+	return concat(proto(unix.IPPROTO_UDP), nft.Port(2, p, wire.EndOfRange(p)))
+}
 
-// udpSport: `udp sport 53`.
-func udpSport(p uint16) exprs { return transport(unix.IPPROTO_UDP, 0, network(p)...) }
+// cookieReply: `udp length 72 udp dport 51840-51855 @th,64,8 3`. It is true for WireGuard's replies with a cookie, which
+// have 64 bytes.
+func cookieReply(port uint16) exprs {
+	const header, size, messageType = 8, 64, 3
+	return concat(
+		proto(unix.IPPROTO_UDP), exprs(nft.Equal(nft.TransportHeader(4, 2), network(uint16(header+size)))),
+		exprs(nft.Equal(nft.TransportHeader(header, 1), []byte{messageType})), udpDport(port),
+	)
+}
+
+// udpSport: `udp sport 53`, and for the tunnel `udp sport 51840-51855`.
+func udpSport(p uint16) exprs {
+	return concat(proto(unix.IPPROTO_UDP), nft.Port(0, p, wire.EndOfRange(p)))
+}
 
 // dportWithin: `udp dport 6094-6099`.
 func dportWithin(protocol byte, first, last uint16) exprs {

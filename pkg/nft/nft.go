@@ -27,6 +27,15 @@ func Equal(load expr.Any, value []byte) []expr.Any {
 	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
 }
 
+// Port compares the port at an offset of the transport header with a range.
+func Port(offset uint32, first, last uint16) []expr.Any {
+	from, to := binary.BigEndian.AppendUint16(nil, first), binary.BigEndian.AppendUint16(nil, last)
+	if first == last {
+		return Equal(TransportHeader(offset, 2), from)
+	}
+	return []expr.Any{TransportHeader(offset, 2), &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: from, ToData: to}}
+}
+
 // Meta compares the kernel's metadata of a packet, such as its interface, with a value.
 func Meta(key expr.MetaKey, value ...byte) []expr.Any {
 	return Equal(&expr.Meta{Key: key, Register: 1}, value)

@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/link"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Kernel is the network namespace in which it was opened. Its methods may be called from any thread, but Apply and
@@ -386,7 +387,7 @@ func (a *applier) wantedRules() (out []netlink.Rule) {
 		jump := newRule(RulePriority - 1)
 		jump.Goto, jump.Src = RulePriority+1, netipx.PrefixIPNet(netip.PrefixFrom(source.Addr(), source.Addr().BitLen()))
 		if source.Port() != 0 {
-			jump.IPProto, jump.Sport = unix.IPPROTO_UDP, netlink.NewRulePortRange(source.Port(), source.Port())
+			jump.IPProto, jump.Sport = unix.IPPROTO_UDP, netlink.NewRulePortRange(source.Port(), wire.EndOfRange(source.Port()))
 		}
 		out = append(out, jump)
 	}
@@ -438,7 +439,7 @@ func (a *applier) removeRules() {
 func describe(r netlink.Rule) string {
 	switch {
 	case r.Goto >= 0 && r.Sport != nil:
-		return fmt.Sprintf("%d: from %s udp sport %d goto %d", r.Priority, r.Src, r.Sport.Start, r.Goto)
+		return fmt.Sprintf("%d: from %s udp sport %d-%d goto %d", r.Priority, r.Src, r.Sport.Start, r.Sport.End, r.Goto)
 	case r.Goto >= 0:
 		return fmt.Sprintf("%d: from %s goto %d", r.Priority, r.Src, r.Goto)
 	case r.Table == 0:

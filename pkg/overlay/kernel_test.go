@@ -93,7 +93,7 @@ func TestApply(t *testing.T) {
 		"added route unreachable 10.61.0.0/16 table 27761 metric 4000",
 		"added route unreachable 0.0.0.0/0 table 27762",
 		"added rule 91: nop",
-		"added rule 89: from 10.244.1.9/32 udp sport 51840 goto 91",
+		"added rule 89: from 10.244.1.9/32 udp sport 51840-51855 goto 91",
 		"added rule 89: from 192.0.2.1/32 goto 91",
 		"added rule 90: lookup 27761",
 		"added rule 90: iif wg0 lookup 27762",

@@ -17,6 +17,18 @@ const (
 // FirstPort and LastPort enclose all UDP and TCP ports of agents, except TunnelPort.
 const FirstPort, LastPort = 6094, 6099
 
+// tunnelPorts is how many ports a gateway's WireGuard may use, beginning with TunnelPort: a client that gets no answer
+// calls from another one.
+const tunnelPorts = 16
+
+// EndOfRange returns the last port of the range that begins with a port. Only the tunnel has more than one.
+func EndOfRange(first uint16) uint16 {
+	if first == TunnelPort {
+		return first + tunnelPorts - 1
+	}
+	return first
+}
+
 // Table is our routing table, and the group of our interfaces. No other program is known to use the number.
 const Table = 27761
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -29,6 +31,10 @@ const (
 	settleTimeout = 90 * time.Second
 	// settledFor is longer than the time during which nodes avoid a plane that has lost packets.
 	settledFor = 3 * time.Second
+	// leaveTimeout is how long a node may take to leave a plane. Requests change their port after 1.6 s.
+	leaveTimeout = 15 * time.Second
+	// learnTime is longer than the interval of all packets whose flows have to be known.
+	learnTime = 6 * time.Second
 	// slow is how long agents of nodes do nothing, as on a busy machine. A gateway takes at least a second to end.
 	slow = 1500 * time.Millisecond
 	// largeSize is larger than large, with all headers, and smaller than the MTU of the path.
@@ -91,6 +97,10 @@ func faults() []fault {
 		{"cut in one direction, out", 8, drop(false, true, 0), false},
 		{"cut in one direction, in", 8, drop(true, false, 0), false},
 		{"large packets dropped", largeSize, drop(true, true, large), false},
+		{"new flows of the overlay dropped", 8, func(t *testing.T, _ *cluster, gateway *process) func() {
+			t.Helper()
+			return dropNewFlows(t, gateway)
+		}, true},
 	}
 	if !kit.Full() {
 		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -135,8 +145,15 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	if len(inUse) > 1 {
 		flows = append(flows, sendByBoth(t, c, peer, f.size)...)
 	}
-	repair := f.do(t, c, c.gateways[inUse[rand.IntN(len(inUse))]])
+	plane := inUse[rand.IntN(len(inUse))]
+	repair := f.do(t, c, c.gateways[plane])
 	defer repair()
+	kit.Within(t, leaveTimeout, "the node leaves the plane", func() string {
+		if now := c.nodes[0].planes(t); slices.Contains(now, plane) {
+			return fmt.Sprintf("it sends over the planes %v", now)
+		}
+		return ""
+	})
 	moved := time.Now().Add(time.Second)
 	for _, fl := range flows {
 		kit.Within(t, outageLimit, "packets pass by the other plane", func() string { return fl.NoneSince(moved) })
@@ -146,6 +163,27 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 		kit.ErrorIf(t, f.lossless && r.Lost > 0 || r.Gap >= outageLimit,
 			"%s; limit %s, and no loss if a gateway ends regularly", r, outageLimit)
 	}
+}
+
+// dropNewFlows drops packets of nodes to a gateway if they belong to flows that have not passed before.
+func dropNewFlows(t *testing.T, gateway *process) (repair func()) {
+	t.Helper()
+	rule := func(action string) {
+		gateway.Output(t, "nft", fmt.Sprintf("flush chain ip fault in; add rule ip fault in udp dport %d %s", overlay.Port, action))
+	}
+	gateway.Output(t, "nft", `add table ip fault
+		add set ip fault known { type ipv4_addr . inet_service; flags dynamic; size 65535; }
+		add chain ip fault in { type filter hook prerouting priority -500; }`)
+	rule("add @known { ip saddr . udp sport }")
+	kit.Within(t, flow.Patience, "flows are known", func() string {
+		if !strings.Contains(gateway.Output(t, "nft", "list set ip fault known"), "elements") {
+			return "none has passed"
+		}
+		return ""
+	})
+	time.Sleep(learnTime)
+	rule("ip saddr . udp sport != @known drop")
+	return func() { gateway.Output(t, "nft", "delete table ip fault") }
 }
 
 // settled waits until both planes work for all nodes.

@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
@@ -151,8 +152,11 @@ func TestTunnelSource(t *testing.T) {
 		dataplane.Masquerade(t, r.node, netip.MustParsePrefix("192.0.2.0/24"))
 		tunnels := []*net.UDPConn{r.socket(t, 0, tunnel.ListenPort), r.socket(t, 1, tunnel.ListenPort)}
 		other, called := r.socket(t, 0, 4000), r.socket(t, 2, tunnel.ListenPort)
+		beyond := r.socket(t, 0, wire.EndOfRange(tunnel.ListenPort)+1)
+		// A client that gets no answer calls from another port.
+		moved := []*net.UDPConn{r.socket(t, 0, tunnel.ListenPort+1), r.socket(t, 0, wire.EndOfRange(tunnel.ListenPort))}
 		// They are tracked before the table exists.
-		for _, c := range []*net.UDPConn{tunnels[0], tunnels[1], other, called} {
+		for _, c := range append(moved, tunnels[0], tunnels[1], other, called, beyond) {
 			if got := seen(t, c); got.IsValid() {
 				t.Fatalf("without the table %s was answered, seen as %s: the test proves nothing", c.LocalAddr(), got)
 			}
@@ -162,9 +166,14 @@ func TestTunnelSource(t *testing.T) {
 		first, second := seen(t, tunnels[0]), seen(t, tunnels[1])
 		kit.ErrorIf(t, first.Addr() != routerAddress || second.Addr() != routerAddress || first == second,
 			"tunnels of two gateways are seen as %s and %s, want two ports of %s", first, second, routerAddress)
-		for what, c := range map[string]*net.UDPConn{"another port of a gateway": other, "a gateway that is called": called} {
+		for what, c := range map[string]*net.UDPConn{"another port of a gateway": other, "the next port": beyond, "a gateway that is called": called} {
 			if got := seen(t, c); got.IsValid() {
 				t.Errorf("%s: seen as %s", what, got)
+			}
+		}
+		for _, c := range moved {
+			if got := seen(t, c); got.Addr() != routerAddress || got == first {
+				t.Errorf("a tunnel from %s is seen as %s", c.LocalAddr(), got)
 			}
 		}
 		r.apply(t)
