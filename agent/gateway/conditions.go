@@ -165,6 +165,8 @@ func (c *conditions) current(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, aliv
 	lost := lo.FilterMap(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) (string, bool) {
 		return fmt.Sprint(plane.Index), !alive[plane.Index]
 	})
+	callers := callersOf(p, own)
+	problem = strings.TrimPrefix(problem+callers, "; ")
 	connected := loop.Condition(v1alpha1.ConditionConnected, yes, "ProbesAnswered", "probes through the tunnel are answered")
 	if len(lost) == planes {
 		connected = loop.Condition(connected.Type, no, "NoAnswer", own.Message)
@@ -178,7 +180,7 @@ func (c *conditions) current(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, aliv
 	case connected.Status == no:
 		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
 	case problem != "":
-		degraded = loop.Condition(degraded.Type, yes, "PartlyReached", loop.Truncate(problem))
+		degraded = loop.Condition(degraded.Type, yes, lo.Ternary(callers == "", "PartlyReached", "TwoCallers"), loop.Truncate(problem))
 	}
 	if planes-len(lost) < 2 {
 		message := "no packets pass through " + pluralize("plane", lost) + ": the next failure ends all connections"
@@ -196,6 +198,19 @@ func (c *conditions) current(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, aliv
 	}
 	meta.SetStatusCondition(&c.last, v1alpha1.ReadyCondition(c.last))
 	return slices.Clone(c.last)
+}
+
+// callersOf returns which planes two gateways call with one key. own is the status of this gateway's plane.
+func callersOf(p *v1alpha1.Peering, own v1alpha1.PlaneStatus) (out string) {
+	for _, s := range p.Status.Planes {
+		if s.Index == own.Index {
+			s = own
+		}
+		if s.OtherCaller != "" {
+			out += fmt.Sprintf("; plane %d: %s", s.Index, callersMessage(s.Endpoint, s.OtherCaller))
+		}
+	}
+	return out
 }
 
 // keysFreshCondition reports the age of the gateways' keys. The API server's clock may be some seconds or minutes off,
@@ -277,6 +292,8 @@ type recorder struct {
 	begun time.Time
 	// plane, mtu and endpoint are empty while they are not known.
 	plane, mtu, endpoint string
+	// callers is "two" while two gateways call with one key.
+	callers string
 }
 
 func newRecorder(cfg Config, c client.Client) recorder {
@@ -302,7 +319,7 @@ func (r *recorder) add(what, from, to, reason, event string, bad, ofPlane bool) 
 // update records how the plane has changed since the last call.
 func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
 	if r.uid != uid {
-		r.uid, r.begun, r.plane, r.mtu, r.endpoint = uid, time.Now(), "", "", ""
+		r.uid, r.begun, r.plane, r.mtu, r.endpoint, r.callers = uid, time.Now(), "", "", "", ""
 		r.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
 	}
 	if r.plane == metrics.Down && state == metrics.Leaving {
@@ -313,6 +330,15 @@ func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why stri
 	}
 	mtu := lo.Ternary(s.MTU > 0, fmt.Sprint(s.MTU), "")
 	r.recordChange(&r.mtu, mtu, "MTU", "the MTU that both sides support has changed", "MTUChanged")
+	callers := lo.Ternary(s.OtherCaller == "", "one", "two")
+	if r.callers != callers && (r.callers != "" || s.OtherCaller != "") {
+		reason := lo.Ternary(s.OtherCaller == "", "WireGuard does not return to an address that it has left", callersMessage(s.Endpoint, s.OtherCaller))
+		r.add("callers", r.callers, callers, reason, lo.Ternary(s.OtherCaller == "", "OneCaller", "TwoCallers"), s.OtherCaller != "", true)
+	}
+	r.callers = callers
+	if s.OtherCaller != "" {
+		return // the endpoint alternates
+	}
 	r.recordChange(&r.endpoint, s.Endpoint, "endpoint", "WireGuard sends to another address of the peer", "EndpointChanged")
 }
 

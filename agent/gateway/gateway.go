@@ -54,7 +54,9 @@ type Config struct {
 	// has.
 	PodIPs            []netip.Addr
 	PodName, NodeName string
-	Log               *slog.Logger
+	// clusterID is the ID of the gateway's cluster.
+	clusterID string
+	Log       *slog.Logger
 	// Level is the level of Log.
 	Level *logs.Level
 }
@@ -82,6 +84,13 @@ func Run(ctx context.Context, cfg Config) error {
 		return nil
 	}
 	if err != nil {
+		return err
+	}
+	err = loop.Retry(ctx, cfg.Log, func(ctx context.Context) (err error) {
+		cfg.clusterID, err = watch.ClusterID(ctx, c)
+		return err
+	})
+	if err != nil || ctx.Err() != nil {
 		return err
 	}
 	kernel, err := overlay.New()
@@ -168,8 +177,8 @@ type agent struct {
 	view   *watch.View
 	kernel *overlay.Kernel
 	local  local
-	// peering is the last one read.
-	peering *v1alpha1.Peering
+	// peering is the last one read, and copied is it if it was made for another cluster. At least one of them is nil.
+	peering, copied *v1alpha1.Peering
 	// podIP is the address to which nodes send the overlay's packets, invalid while it is not known.
 	podIP netip.Addr
 	// holders maps Leases to their nodes, for addresses that several nodes report.
@@ -182,6 +191,7 @@ type agent struct {
 	announcements  announcements
 	dialer         dialer
 	measurements   measurements
+	callers        callers
 	conditions     conditions
 	recorder       recorder
 	shown          published
@@ -207,9 +217,13 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := a.view.Get(ctx, client.ObjectKey{Name: a.cfg.Peering}, p); client.IgnoreNotFound(err) != nil {
 		return false, err
 	} else if err != nil || !p.DeletionTimestamp.IsZero() || p.Incomplete() && p.Validate() == nil {
-		a.peering = nil
+		a.peering, a.copied = nil, nil
 		return true, nil // not ready yet, or being removed
 	}
+	if v1alpha1.CopiedFrom(p.Spec.Local.ClusterID, a.cfg.clusterID) != "" {
+		return true, a.disown(ctx, p)
+	}
+	a.copied = nil
 	a.cfg.Level.UpdateFrom(a.cfg.Log, p.Annotations)
 	if a.device.Device == nil && a.mustWaitForPredecessor(p.PlaneStatus(a.local.plane)) {
 		return false, nil
@@ -257,6 +271,19 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.applied.generation = p.Generation
 	}
 	return a.applied.err == nil, errors.Join(want.omittedNodes, a.applied.err)
+}
+
+// disown removes everything from the kernel: the Peering was made for another cluster, whose gateway has the same key.
+func (a *agent) disown(ctx context.Context, p *v1alpha1.Peering) error {
+	a.peering, a.copied, a.applied = nil, p, applied{}
+	if a.peer.cancel != nil {
+		a.peer.cancel()
+		a.peer = connection{}
+	}
+	a.device.close(a.cfg.Log)
+	changes, err := a.kernel.Apply(ctx, overlay.State{})
+	loop.LogChanges(a.cfg.Log, changes)
+	return errors.Join(err, tunnel.Remove(tunnel.InterfaceName))
 }
 
 // readReports extracts from the nodes' reports who may ask this gateway, and what the Peering's status depends on.

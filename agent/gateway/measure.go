@@ -52,7 +52,11 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 		a.peer.prober.ExpectReply()
 	}
 	next = min(loop.MeasureInterval, a.measurements.probes.Pause*2/3)
-	if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client {
+	plane := a.peering.Plane(a.local.plane)
+	if plane != nil && plane.Role == v1alpha1.Server {
+		next = min(next, a.watchCallers(down))
+	}
+	if plane != nil && plane.Role == v1alpha1.Client {
 		switch {
 		case !down:
 			if again := a.tryPreferredEndpoint(); again > 0 {

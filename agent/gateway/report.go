@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
@@ -101,6 +102,10 @@ func (w writer) replaced(now *v1alpha1.Peering) bool {
 
 // Status returns the status to report.
 func (a *agent) Status(problem string) (status, bool) {
+	if a.copied != nil {
+		a.shown.show(nil)
+		return a.copyStatus(), true
+	}
 	if a.peering == nil {
 		a.shown.show(nil)
 		return status{}, false
@@ -117,7 +122,8 @@ func (a *agent) Status(problem string) (status, bool) {
 		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: tunnel.LastHandshake, Nodes: a.shown.nodes,
 		// The mounted file does not show its age: the kubelet writes it for each pod. A version that did not record the
 		// time may have created the key.
-		Key: ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
+		Key:         ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
+		OtherCaller: s.plane.OtherCaller != "",
 	})
 	a.lease.Measurements.Store(&v1alpha1.Measurements{
 		JitterMicroseconds: probes.Jitter.Microseconds(), SentBytes: tunnel.TxBytes, ReceivedBytes: tunnel.RxBytes,
@@ -125,6 +131,22 @@ func (a *agent) Status(problem string) (status, bool) {
 	})
 	a.conditions.report(&s, a.peering, &a.livenessServer.nodes, &a.recorder)
 	return s, true
+}
+
+// copyStatus returns the status of a Peering that was made for another cluster. All gateways write the same conditions.
+func (a *agent) copyStatus() status {
+	message := v1alpha1.CopyMessage(a.copied.Spec.Local.ClusterID)
+	connected := loop.Condition(v1alpha1.ConditionConnected, metav1.ConditionFalse, v1alpha1.ReasonOtherCluster, message)
+	connected.ObservedGeneration = a.copied.Generation
+	conditions := slices.DeleteFunc(slices.Clone(a.copied.Status.Conditions), func(c metav1.Condition) bool {
+		return c.Type != connected.Type && c.Type != v1alpha1.ConditionReady // times of these stay if they do
+	})
+	meta.SetStatusCondition(&conditions, connected)
+	meta.SetStatusCondition(&conditions, v1alpha1.ReadyCondition(conditions))
+	return status{
+		peering: a.copied.UID, conditions: conditions,
+		plane: v1alpha1.PlaneStatus{Index: a.local.plane, ObservedGeneration: a.copied.Generation, NodeName: a.cfg.NodeName, Message: message},
+	}
 }
 
 func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus {
@@ -143,6 +165,9 @@ func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus
 	if !a.measurements.tunnel.LastHandshake.IsZero() {
 		s.LastHandshake = new(metav1.NewTime(a.measurements.tunnel.LastHandshake))
 	}
+	if other := a.callers.other(); other.IsValid() {
+		s.OtherCaller = other.String()
+	}
 	if !s.Connected && s.Message == "" {
 		s.Message = loop.Truncate(a.disconnectedReason(s, a.measurements.probes.LastReply))
 	}
@@ -151,12 +176,15 @@ func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus
 
 // disconnectedReason explains why a tunnel does not work.
 func (a *agent) disconnectedReason(s v1alpha1.PlaneStatus, lastReply time.Time) string {
+	if two := a.callers.message(); two != "" {
+		return two
+	}
 	var why string
 	calls := len(a.dialer.endpoints.hosts) > 0
 	switch {
 	case s.LastHandshake == nil && calls:
 		why = "no handshake with the peer's gateway: is UDP blocked?"
-	case s.LastHandshake == nil:
+	case s.LastHandshake == nil && lastReply.IsZero():
 		return "the peer's gateway has not connected yet"
 	case lastReply.IsZero():
 		why = "probes through the tunnel were never answered."
@@ -180,6 +208,10 @@ func compareStatus(now, written status) loop.Change {
 	isFirst := (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0)
 	differs := a.Message != b.Message || a.Endpoint != b.Endpoint
 	measured := now.disputed || differs || !a.LastHandshake.Equal(b.LastHandshake) || !reflect.DeepEqual(a.Remote, b.Remote)
+	isContested := a.OtherCaller != "" && b.OtherCaller != ""
+	if isContested {
+		a.OtherCaller = b.OtherCaller // it alternates with the endpoint
+	}
 	a.Message, a.Endpoint, a.LastHandshake, a.Remote = b.Message, b.Endpoint, b.LastHandshake, b.Remote
 	a.RTTMicroseconds, a.LossPercent = b.RTTMicroseconds, b.LossPercent
 	sameConditions := slices.EqualFunc(now.conditions, written.conditions, func(c, w metav1.Condition) bool {
@@ -187,7 +219,7 @@ func compareStatus(now, written status) loop.Change {
 		return c.Type == w.Type && c.Status == w.Status && c.Reason == w.Reason && c.ObservedGeneration == w.ObservedGeneration
 	})
 	switch {
-	case now.peering != written.peering || a != b || isFirst || a.Connected && differs || !sameConditions:
+	case now.peering != written.peering || a != b || isFirst || a.Connected && differs && !isContested || !sameConditions:
 		return loop.Changed
 	case measured:
 		return loop.Measured

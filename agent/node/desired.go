@@ -31,6 +31,8 @@ const (
 
 // local is the node's own part of the desired state.
 type local struct {
+	// clusterID is the ID of the node's cluster.
+	clusterID string
 	// name is the Node's name, and address its overlay address.
 	name    string
 	address netip.Addr
@@ -135,12 +137,14 @@ func (g gateway) key() planeKey { return planeKey{g.peering, g.plane} }
 func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	// A peering that could not be read is incomplete, too, but has to be reported.
 	peerings = slices.DeleteFunc(slices.Clone(peerings), func(p v1alpha1.Peering) bool { return p.Incomplete() && p.Validate() == nil })
+	peerings, foreign := withoutCopies(l.clusterID, peerings)
 	if len(peerings) == 0 {
-		return desired{}, nil
+		return desired{}, foreign
 	}
 	d := desired{planeRoutes: map[planeKey][]overlay.Route{}, spread: map[string]netip.Prefix{}}
 	slices.SortFunc(peerings, byIndex)
 	admitted, errs := selectPeerings(peerings, l.address)
+	errs = append(errs, foreign)
 	d.nat = &nat.Node{
 		OverlayGroup: overlay.Group, Address: l.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: l.uplinks,
 	}
@@ -172,6 +176,18 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	}
 	errs = append(errs, d.bypassTunnels(l, admitted)...)
 	return d, errors.Join(errs...)
+}
+
+// withoutCopies removes the peerings that were made for another cluster. Its keys are copied too: gateways here would take
+// its packets, and packets to its peer would come from the wrong cluster.
+func withoutCopies(clusterID string, peerings []v1alpha1.Peering) (own []v1alpha1.Peering, err error) {
+	own, copies := lo.FilterReject(peerings, func(p v1alpha1.Peering, _ int) bool {
+		return v1alpha1.CopiedFrom(p.Spec.Local.ClusterID, clusterID) == ""
+	})
+	for _, p := range copies {
+		err = errors.Join(err, fmt.Errorf("peering %s: %s", p.Name, v1alpha1.CopyMessage(p.Spec.Local.ClusterID)))
+	}
+	return own, err
 }
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }

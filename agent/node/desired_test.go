@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -398,4 +399,21 @@ func TestOutside(t *testing.T) {
 	kit.Check(t, "pods outside the ranges",
 		podsOutsideCIDRs(pods, v1alpha1.NewCIDRs(prefix("10.244.0.0/24")), addr("10.80.0.1")), want, compare)
 	kit.Check(t, "an overlay of IPv6", podsOutsideCIDRs(pods, nil, addr("fd00:10:80::1")), []v1alpha1.IP{{Addr: addr("fd00::5")}}, compare)
+}
+
+// A Peering that was made for another cluster is left out and named. With others of that kind only, nothing of ours remains.
+func TestDesireWithoutCopies(t *testing.T) {
+	me := local{clusterID: "this", name: "n2", address: addr("10.80.0.7"), keys: overlay.Keys{1: {1}}}
+	own := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	copied := peering("c", 1, mapping("10.244.0.0/16", "10.244.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16"), "10.71.0.0/18")
+	own.Spec.Local.ClusterID, copied.Spec.Local.ClusterID = "this", "original"
+	want := kit.Must(desire(me, []v1alpha1.Peering{own}))(t)
+	for _, tt := range []struct {
+		peerings []v1alpha1.Peering
+		want     desired
+	}{{[]v1alpha1.Peering{own, copied}, want}, {[]v1alpha1.Peering{copied}, desired{}}} {
+		got, err := desire(me, tt.peerings)
+		kit.ErrorIf(t, err == nil || !strings.Contains(err.Error(), "peering c: it was made for another cluster, with the ID original"), "got %v", err)
+		kit.ErrorIf(t, !reflect.DeepEqual(got, tt.want), "got %+v, want %+v", got, tt.want)
+	}
 }

@@ -107,6 +107,10 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	if err := c.Get(ctx, client.ObjectKey{Name: cfg.NodeName}, node); err != nil {
 		return fmt.Errorf("read node %s: %w", cfg.NodeName, err)
 	}
+	id, err := watch.ClusterID(ctx, c)
+	if err != nil {
+		return err
+	}
 	lease := loop.Lease{Client: c, Holder: cfg.NodeName, Pod: cfg.PodName, Manager: manager(node)}
 	own, renewed, err := acquireAddress(ctx, node, &lease, func(ctx context.Context) error { return Purge(ctx, cfg.Log.Info) })
 	if err != nil {
@@ -122,7 +126,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	a := &agent{
 		Config: cfg, kernel: kernel, manager: lease.Manager, view: &watch.View{Client: c}, objects: objects{own: own, node: node},
 		applied: applied{kept: own.Status.Gateways}, machine: machine{resolvers: readResolvers(resolvConf), paths: map[pathKey]pathInfo{}},
-		local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{},
+		local: local{clusterID: id, name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{},
 		wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
 	a.local.restorePlanes(own.Status.Gateways)
@@ -191,7 +195,7 @@ func strip(obj client.Object) {
 		}
 		for i := range p.Status.Planes {
 			s := &p.Status.Planes[i]
-			s.Message, s.RTTMicroseconds, s.LossPercent, s.LastHandshake = "", 0, 0, nil
+			s.Message, s.OtherCaller, s.RTTMicroseconds, s.LossPercent, s.LastHandshake = "", "", 0, 0, nil
 		}
 	}
 }

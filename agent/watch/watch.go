@@ -114,6 +114,15 @@ func kinds() (*runtime.Scheme, meta.RESTMapper) {
 	return scheme, mapper
 }
 
+// ClusterID returns the ID of the agent's cluster. Objects that were made for another one are copies.
+func ClusterID(ctx context.Context, c client.Reader) (string, error) {
+	ns := &corev1.Namespace{}
+	if err := c.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, ns); err != nil {
+		return "", fmt.Errorf("read the ID of this cluster: %w", err)
+	}
+	return string(ns.UID), nil
+}
+
 // ByName selects the object of that name.
 func ByName(name string) fields.Selector { return fields.OneTermEqualSelector("metadata.name", name) }
 

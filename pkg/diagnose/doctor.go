@@ -222,6 +222,9 @@ func (x *clusterReader) readLeases(ctx context.Context) error {
 	x.facts.Heartbeats = map[string]doctor.Heartbeat{}
 	for _, l := range first.leases.Items {
 		b := doctor.Heartbeat{Age: first.beats.Age(l.Name), Version: first.beats.Version(l.Name), Starved: first.beats.Starved(l.Name)}
+		if m := first.beats.Measurements(l.Name); m != nil {
+			b.LossPercent = int(lo.FromPtr(m.LossPercent))
+		}
 		if stamp := status.LastWrite(&l); l.Spec.RenewTime != nil && !stamp.IsZero() {
 			b.ClockAhead = l.Spec.RenewTime.Sub(stamp)
 		}
@@ -367,6 +370,11 @@ var fixedByPeer = []string{
 
 // Fix removes our leftovers, and repeats peer for pairs of clusters whose objects need repair. It returns a list of changes.
 func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, report *check.Report, r kube.Reporter) (fixed []string, err error) {
+	for i, c := range clusters { // repaired, its agents would use the keys of another cluster
+		if facts.Clusters[i].CopiedFrom() != "" {
+			return nil, engine.CheckInstallation(ctx, c)
+		}
+	}
 	for i, c := range clusters {
 		f := facts.Clusters[i]
 		if len(f.Own.Leftovers) == 0 {
@@ -408,7 +416,7 @@ func needsRepair(r *check.Report, cluster string) bool {
 
 // RemoveLeftovers removes objects that belong to no peering. If there is no peering, it removes everything.
 func RemoveLeftovers(ctx context.Context, c *kube.Cluster, f *doctor.Cluster, r kube.Reporter) error {
-	if err := engine.CheckVersion(ctx, c); err != nil {
+	if err := engine.CheckInstallation(ctx, c); err != nil {
 		return err
 	}
 	if f.Ledger == nil || len(f.Ledger.Spec.Peers) == 0 {

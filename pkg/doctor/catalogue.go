@@ -26,7 +26,7 @@ const (
 	// Causes in the kernel of a node agent's node.
 	local  = "kernel-01 link-01 port-01 rule-01 route-01 arp-01 range-01 "
 	agents = alike + local + "token-01 agent-01 "
-	tunnel = alike + "agent-03 endpoint-01 key-01 nat-01 "
+	tunnel = alike + "agent-03 endpoint-01 key-01 nat-01 callers-01 "
 	udp    = "udp-01 udp-02 udp-03 "
 )
 
@@ -36,6 +36,7 @@ var Catalogue = slices.Concat(
 		entry("api-01", "API servers answer", apiAnswers).withScope(check.Everywhere),
 		entry("api-02", "API servers accept the credentials", apiAccepts).withScope(check.Everywhere),
 		entry("definition-01", "custom resource definitions exist", definitions, CRDs).withScope(check.Everywhere),
+		entry("copy-01", "objects were made for this cluster", copies, Peerings).withScope(check.InCluster),
 		entry("permission-01", "you may do what `peer` needs", userPermissions, Answers),
 		entry("permission-02", "agents have their permissions", agentPermissions,
 			Drifts).dependsOn("definition-01").withScope(check.InCluster),
@@ -82,8 +83,10 @@ var Catalogue = slices.Concat(
 		entry("udp-02", "UDP passes in both directions", forGateways(udpOneWay), Peerings, Leases).dependsOn(tunnel),
 		entry("udp-03", "UDP passes between clusters not peered yet", udpPaths, Answers).dependsOn(tunnel),
 		entry("nat-01", "NATs on the path keep the tunnel's mapping", forGateways(natDropsMapping), Peerings, Leases),
+		entry("callers-01", "one gateway calls with each key", forGateways(callers), Peerings, Leases),
 		entry("tunnel-01", "probes through tunnels are answered", forGateways(tunnels), Peerings, Leases).dependsOn(tunnel+udp+"mtu-02"),
 		entry("overlay-01", "nodes reach the peer", overlays, Peerings, Nodes, Leases).dependsOn(tunnel+udp+local+"mtu-02 tunnel-01 agent-01 agent-02"),
+		entry("loss-01", "fewer than 5 % of probes are lost", losses, Peerings, Leases).dependsOn(tunnel+udp+local+"mtu-02 tunnel-01 overlay-01 agent-01 agent-02"),
 		entry("mtu-02", "packets of full size get through", fullSize, Peerings, Kernels).dependsOn(tunnel+udp),
 	),
 	category("Address ranges",
@@ -162,6 +165,9 @@ func Examine(f *Facts) *check.Report {
 func (x *examination) missing() string {
 	if len(x.check.needs) > 0 && x.API.Unreachable+x.API.Refused != "" { // checks without needs examine the API server itself
 		return "the API server does not answer"
+	}
+	if len(x.check.needs) > 0 && x.check.Name != prefix+"copy-01" && x.CopiedFrom() != "" {
+		return "its objects are a copy of another cluster's"
 	}
 	why := lo.Map(x.check.needs, func(part Part, _ int) string { return x.SkipReasons[part] })
 	return strings.Join(lo.Uniq(lo.Compact(why)), "; ")

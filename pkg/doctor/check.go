@@ -357,6 +357,8 @@ type Heartbeat struct {
 	Version string
 	// ClockAhead is how far the agent's clock is ahead of its API server's clock.
 	ClockAhead time.Duration
+	// LossPercent is the percentage of a gateway's probes that were lost.
+	LossPercent int
 	// Starved is by how much the agent's scheduling is delayed, in percent of a second.
 	Starved int
 }

@@ -287,6 +287,22 @@ func faults() []fault {
 		{"NAT", "liqonet-nat-01", "a NAT on the path to alpha drops the tunnel's mapping", func(f *Facts, a, b *Cluster) {
 			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Endpoints: []string{"192.0.2.1:1024", "192.0.2.1:1029"}}}
 		}},
+		{"copy", "liqonet-copy-01", "the objects of liqonet were made for another cluster", func(f *Facts, a, b *Cluster) {
+			a.Ledger = &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{
+				ClusterID: "id-of-the-original", Peers: []v1alpha1.PeerAllocation{{Name: "beta"}},
+			}}
+			a.Own.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Role", Name: "liqonet-node"}} // not to be repaired
+		}},
+		{"two callers", "liqonet-callers-01", "two gateways call with the key of beta's gateway", func(f *Facts, a, b *Cluster) {
+			a.Peerings[0].Status.Planes[0].OtherCaller = "192.0.2.7:51840"
+			setLoss(a, "gateway-beta-0", 50)
+		}},
+		{"loss between gateways", "liqonet-loss-01", "6 % of packets to beta get lost", func(f *Facts, a, b *Cluster) {
+			setLoss(a, "gateway-beta-0", 6)
+		}},
+		{"loss at a node", "liqonet-loss-01", "7 % of packets between node alpha-2 and beta get lost", func(f *Facts, a, b *Cluster) {
+			a.Reports["alpha-2"].Status.Gateways[0].LossPercent = 7
+		}},
 		{"tunnel", "liqonet-tunnel-01", "no packets pass to beta", func(f *Facts, a, b *Cluster) {
 			down(a, "probes are not answered")
 			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480, Received: 1480}}
@@ -362,6 +378,12 @@ func TestRemedyOfWrongKey(t *testing.T) {
 }
 
 // Each check finds its fault, which is the cause of all other findings. No other fault has the same description.
+func setLoss(c *Cluster, lease string, percent int) {
+	b := c.Heartbeats[lease]
+	b.LossPercent = percent
+	c.Heartbeats[lease] = b
+}
+
 func TestFaults(t *testing.T) {
 	var found []string
 	for _, tt := range faults() {

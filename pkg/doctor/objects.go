@@ -43,6 +43,22 @@ func apiAccepts(x *examination) {
 	}
 }
 
+// CopiedFrom returns the ID of the cluster for which the cluster's objects were made, if that is another one.
+func (c *Cluster) CopiedFrom() string {
+	return v1alpha1.CopiedFrom(lo.FromPtr(c.Ledger).Spec.ClusterID, c.ID)
+}
+
+func copies(x *examination) {
+	if from := x.CopiedFrom(); from != "" {
+		remove := lo.Map(x.Ledger.Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string {
+			return x.liqonet("unpeer", "--peer", p.Name)
+		})
+		x.fail("", "the objects of liqonet were made for another cluster, as in a restored backup; its agents do nothing",
+			fmt.Sprintf("ClusterNetwork %s names the cluster with the ID %s, this one has %s", v1alpha1.ClusterNetworkName, from, x.ID),
+			"remove the copies, which does not affect the other cluster: "+strings.Join(remove, "; "))
+	}
+}
+
 func definitions(x *examination) {
 	if !x.Own.Installed {
 		return

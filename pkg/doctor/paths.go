@@ -318,6 +318,40 @@ func natDropsMapping(g gateway) {
 	}
 }
 
+// callers finds gateways that are called by two gateways with the same key.
+func callers(g gateway) {
+	if g.status != nil && g.status.OtherCaller != "" && !g.isSilent() {
+		g.fail(fmt.Sprintf("two gateways call with the key of %s's gateway: a copy of the cluster is running, or a node that is cut off", g.peer()),
+			fmt.Sprintf("WireGuard's packets alternate between %s and %s", g.status.Endpoint, g.status.OtherCaller),
+			fmt.Sprintf("stop the copy, then: %s; the keys of a copy become invalid", g.x.liqonet("rotate-keys", g.peer())))
+	}
+}
+
+// maxLoss is the percentage of lost probes from which users notice the loss.
+const maxLoss = 5
+
+// losses finds tunnels and overlay links that work, but lose packets.
+func losses(x *examination) {
+	for _, g := range x.gateways() {
+		loss := x.Heartbeats[g.lease()].LossPercent
+		if g.status == nil || !g.status.Connected || g.isSilent() {
+			continue
+		}
+		if loss > maxLoss {
+			g.fail(fmt.Sprintf("%d %% of packets to %s get lost", loss, g.peer()), "probes between the gateways", x.liqonet("status", g.peer(), "--history"))
+			continue // nodes send through it
+		}
+		for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
+			r := x.Reports[node]
+			own := lo.FromPtr(r.Gateway(g.peering.Name, g.Index))
+			if own.Ready && own.LossPercent > maxLoss && !x.isSilent(r.LeaseName()) {
+				g.attribute(x.fail(node, fmt.Sprintf("%d %% of packets between node %s and %s get lost", own.LossPercent, node, g.peer()),
+					"probes of the node", x.liqonet("status", g.peer(), "-o wide")))
+			}
+		}
+	}
+}
+
 func tunnels(g gateway) {
 	if g.isDown() {
 		g.fail("no packets pass to "+g.peer(), g.status.Message, g.x.liqonet("status", g.peer())+" --history")

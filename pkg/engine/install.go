@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
@@ -448,10 +449,23 @@ func AgentNodes(ctx context.Context, c *kube.Cluster) ([]plan.Node, error) {
 	}), nil
 }
 
-// CheckVersion fails if this command is older than the cluster's agents or definitions, as it would drop fields that
-// it does not know. Every command except Unpeer calls it before its first write. A version that cannot be compared,
-// such as a commit, is accepted.
-func CheckVersion(ctx context.Context, c *kube.Cluster) error {
+// CheckInstallation fails if the cluster's objects are a copy of another cluster's: a command that repaired them would start
+// agents with keys that are in use elsewhere. It also fails if this command is older than the cluster's agents or
+// definitions, as it would drop fields that it does not know. Every command except Unpeer calls it before its first write. A
+// version that cannot be compared, such as a commit, is accepted.
+func CheckInstallation(ctx context.Context, c *kube.Cluster) error {
+	cn, err := c.ReadLedger(ctx)
+	if err != nil {
+		return err
+	}
+	if madeFor := v1alpha1.CopiedFrom(lo.FromPtr(cn).Spec.ClusterID, c.ID); madeFor != "" {
+		remove := lo.Map(cn.Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string {
+			return fmt.Sprintf("kubectl liqonet unpeer %s --peer %s", c.Name, p.Name)
+		})
+		return c.Errorf(kube.Identity, "compare its ID with that of its liqonet objects",
+			"remove the copies, which does not affect the other cluster: "+strings.Join(remove, "; "),
+			"the objects were made for another cluster, with the ID %s, as in a restored backup; its agents do nothing", madeFor)
+	}
 	definition := metav1.TypeMeta{APIVersion: apiextensionsv1.SchemeGroupVersion.String(), Kind: "CustomResourceDefinitionList"}
 	versioned, err := c.ListManaged(ctx, nil, &metav1.PartialObjectMetadataList{TypeMeta: definition})
 	if err != nil {

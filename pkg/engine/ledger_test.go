@@ -150,7 +150,7 @@ func TestClaimOnTerminatingLedger(t *testing.T) {
 }
 
 func TestClaimWhenFull(t *testing.T) {
-	cn := plan.NewLedger(ipam.DefaultInternal())
+	cn := plan.NewLedger("", ipam.DefaultInternal())
 	for i := range plan.MaxPeers {
 		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: fmt.Sprint(i), Name: fmt.Sprint("p", i), Index: int32(i)})
 	}

@@ -239,7 +239,7 @@ func ensureAllocation(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, 
 // createLedger creates an empty ledger if there is none. It uses apply instead of create: for two seconds after a
 // custom resource definition is established, the API server delays create requests, but no others.
 func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) error {
-	u := manifests.ToApply(plan.NewLedger(internal))
+	u := manifests.ToApply(plan.NewLedger(c.ID, internal))
 	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), kube.FieldOwner)
 	switch {
 	case kube.IsNotFound(err):

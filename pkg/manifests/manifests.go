@@ -261,6 +261,7 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 		[]rbacv1.PolicyRule{
 			policyRule("get,list,watch", "", "nodes,pods"),
 			policyRule("get,list,watch", "", "namespaces", v1alpha1.Namespace),
+			policyRule("get", "", "namespaces", metav1.NamespaceSystem),
 			policyRule("get,list,watch", "apps", "daemonsets", v1alpha1.NodeAgentName),
 			policyRule("get", "liqonet.io", "clusternetworks"),
 			policyRule("list,watch", "liqonet.io", "peerings"),
@@ -437,6 +438,7 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	}
 	account = accountObjects(g.Name(), g.ClusterScopedName(), labels,
 		[]rbacv1.PolicyRule{
+			policyRule("get", "", "namespaces", metav1.NamespaceSystem),
 			policyRule("list,watch", "liqonet.io", "peerings", g.Peering),
 			policyRule("patch", "liqonet.io", "peerings/status", g.Peering),
 			policyRule("list,watch", "liqonet.io", "nodenetworks"),

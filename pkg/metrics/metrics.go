@@ -90,6 +90,8 @@ type Plane struct {
 	Active bool
 	// Handshake is when WireGuard last established a session, and Key when the gateway's key was created.
 	Handshake, Key time.Time
+	// OtherCaller is set if two gateways call with the peer's key.
+	OtherCaller bool
 	// Nodes are the numbers of nodes, by what they do with a gateway.
 	Nodes map[string]int
 }
@@ -226,6 +228,7 @@ func (e emitter) plane(p Plane) {
 		e.gauge("plane_active", "1 if the node sends packets through the plane, otherwise 0.", lo.Ternary(p.Active, 1.0, 0))
 		return
 	}
+	e.gauge("other_caller", "1 if a second gateway calls with the key of the peer's gateway, otherwise 0.", lo.Ternary(p.OtherCaller, 1.0, 0))
 	e.timestamp("last_handshake_timestamp_seconds", "Time of the last WireGuard handshake with the peer's gateway.", p.Handshake)
 	e.timestamp("key_created_timestamp_seconds", "Time when the gateway's WireGuard key was created.", p.Key)
 	for state, n := range p.Nodes {

@@ -86,6 +86,7 @@ func TestScrape(t *testing.T) {
 			`liqonet_gateway_nodes{peering="b",plane="0",state="active"} 1`,
 			`liqonet_gateway_nodes{peering="b",plane="0",state="known"} 3`,
 			`liqonet_gateway_nodes{peering="b",plane="0",state="ready"} 2`,
+			`liqonet_gateway_other_caller{peering="b",plane="0"} 0`,
 		},
 		metrics.Node: {
 			`liqonet_node_plane_active{peering="b",plane="0"} 1`,

@@ -328,12 +328,12 @@ func TestVersionSkew(t *testing.T) {
 		}
 		for _, development := range []string{"dev", "076aa63-dirty"} {
 			b.Version = development
-			err := engine.CheckVersion(t.Context(), b.Cluster)
+			err := engine.CheckInstallation(t.Context(), b.Cluster)
 			kit.ErrorIf(t, err != nil, "newer %s: a command of version %s: %v", what, development, err)
 		}
 		b.Version = "v0.2.0"
 		ofVersion(obj, "v0.1.9") // the previous version is accepted
-		err := engine.CheckVersion(t.Context(), b.Cluster)
+		err := engine.CheckInstallation(t.Context(), b.Cluster)
 		kit.ErrorIf(t, err != nil, "older %s: %v", what, err)
 	}
 	ofVersion(agents, "v0.3.0")

@@ -152,7 +152,7 @@ func checkExposable(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, h
 // changeHosts changes the exposed hosts in the peer's ledger entry and in the Peering, and waits until gateway and
 // nodes have applied it.
 func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, change func(*v1alpha1.PeerAllocation) error) error {
-	if err := engine.CheckVersion(ctx, c); err != nil {
+	if err := engine.CheckInstallation(ctx, c); err != nil {
 		return err
 	}
 	err := engine.WithLocks(ctx, "expose-host", r.Step, []lock.Cluster{engine.LockFor(c, peer.ID)}, func(ctx context.Context) error {

@@ -297,7 +297,7 @@ func identityError(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hin
 func (p *run) verifyIdentities(ctx context.Context) (unclear, err error) {
 	var has [2]evidence
 	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
-		if err := engine.CheckVersion(ctx, s.Cluster); err != nil || p.options.Replace {
+		if err := engine.CheckInstallation(ctx, s.Cluster); err != nil || p.options.Replace {
 			return err
 		}
 		has[s.Index], err = readEvidence(ctx, s.Cluster, peer.ID)
@@ -335,7 +335,7 @@ func (p *run) requireIdentities(ctx context.Context) error {
 func (p *run) reverifyIdentities(ctx context.Context) error {
 	var isNew [2]bool
 	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
-		if err := engine.CheckVersion(ctx, s.Cluster); err != nil {
+		if err := engine.CheckInstallation(ctx, s.Cluster); err != nil {
 			return err
 		}
 		now, err := s.ReadLedgerEntry(ctx, peer.ID)

@@ -133,7 +133,7 @@ func (r *rotation) check(ctx context.Context, s, peer *engine.Side) error {
 		return err
 	}
 	r.peerings[s.Index] = entry.Name
-	return engine.CheckVersion(ctx, s.Cluster)
+	return engine.CheckInstallation(ctx, s.Cluster)
 }
 
 // replaceAllKeys replaces the keys of all planes. Even on failure, it removes the temporary plane.

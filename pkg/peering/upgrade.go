@@ -139,7 +139,7 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 	return out, step(ctx, name, func(ctx context.Context) error {
 		facts := make([]*plan.UpgradeFacts, len(clusters))
 		err := failure.ForEachLimit(ctx, failure.MaxParallel, clusters, func(ctx context.Context, i int, c *kube.Cluster) (err error) {
-			if err := engine.CheckVersion(ctx, c); err != nil {
+			if err := engine.CheckInstallation(ctx, c); err != nil {
 				return err
 			}
 			facts[i], err = upgradeFacts(ctx, c, o)

@@ -225,7 +225,7 @@ func randomFacts(r *rand.Rand, name string) *input {
 	if err != nil {
 		panic(err)
 	}
-	s.facts.Ledger = NewLedger(internal)
+	s.facts.Ledger = NewLedger("", internal)
 	for i := range r.IntN(4) {
 		o := newFacts(fmt.Sprint(name, "-other-", i), []string{random(16, 24)}, "", "")
 		s.withEntry(o, int32(i))
@@ -315,7 +315,7 @@ func TestPlanPeering(t *testing.T) {
 	want := v1alpha1.PeeringSpec{
 		Index: 7,
 		Local: v1alpha1.LocalNetwork{
-			Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.128.0/18"),
+			ClusterID: "id-of-a", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.128.0/18"),
 		},
 		Remote: v1alpha1.RemoteNetwork{
 			ClusterID: b.facts.Network.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),

@@ -69,7 +69,7 @@ func (c *ClusterPlan) planLedger(own *input, peer *Offer) error {
 	if err != nil {
 		return err
 	}
-	cn := cmp.Or(own.facts.ledger().DeepCopy(), NewLedger(internal))
+	cn := cmp.Or(own.facts.ledger().DeepCopy(), NewLedger(c.ClusterID, internal))
 	entry, reason, nameReason := Allocation(cn, peer.ClusterID), "as before", "as before"
 	if entry == nil {
 		a, err := NewAllocation(cn, peer.ClusterID, peer.Name)

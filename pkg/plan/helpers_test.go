@@ -40,7 +40,7 @@ func newFacts(name string, pods []string, services, nodes string) *input {
 		f.Nodes = []Node{{Name: name + "-1", UID: "uid-of-" + name, InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
 	}
 	return &input{facts: Facts{
-		Network: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger(ipam.DefaultInternal()),
+		Network: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger("", ipam.DefaultInternal()),
 	}}
 }
 

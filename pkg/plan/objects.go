@@ -228,7 +228,7 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 	ips := nodeIPs(d.peer.Nodes)
 	spec := v1alpha1.PeeringSpec{
 		Index: given.Index,
-		Local: v1alpha1.LocalNetwork{Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
+		Local: v1alpha1.LocalNetwork{ClusterID: c.ClusterID, Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
 		Remote: v1alpha1.RemoteNetwork{
 			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.input.facts.Existing).Spec.Remote.Name, d.peer.Name),
 			Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],

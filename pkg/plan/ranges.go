@@ -254,9 +254,9 @@ func (f *Facts) previousPods() []netip.Prefix {
 // MaxPeers is the number of ledger entries for which there are interface names, VNIs and gateway addresses.
 const MaxPeers = ipam.MaxPeering + 1
 
-// NewLedger returns an empty ledger.
-func NewLedger(internal netip.Prefix) *v1alpha1.ClusterNetwork {
-	return manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
+// NewLedger returns an empty ledger of the cluster with an ID.
+func NewLedger(id string, internal netip.Prefix) *v1alpha1.ClusterNetwork {
+	return manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{ClusterID: id, InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
 }
 
 // Allocation returns the peer's entry in the ledger, nil if there is none or no ledger.

@@ -44,7 +44,7 @@ func TestPublicRangesAreMapped(t *testing.T) {
 	b.Overrides.Map = nil
 	// A working peering keeps its ranges; those of an interrupted older command are chosen again.
 	for established, phase := range map[bool]v1alpha1.PeerPhase{true: v1alpha1.PeerActive, false: v1alpha1.PeerReserved} {
-		a.facts.Ledger = NewLedger(ipam.DefaultInternal())
+		a.facts.Ledger = NewLedger("", ipam.DefaultInternal())
 		e := a.withEntry(b, 0)
 		had(e, "8.8.0.0/16", "8.8.0.0/16")
 		e.Phase = phase

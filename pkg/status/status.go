@@ -63,7 +63,9 @@ type View struct {
 	Peer      string `json:"peer"`
 	PeerID    string `json:"peerID"`
 	State     State  `json:"state"`
-	Message   string `json:"message,omitempty"`
+	// CopiedFrom is the ID of the cluster for which the Peering was made, if that is another one.
+	CopiedFrom string `json:"copiedFrom,omitempty"`
+	Message    string `json:"message,omitempty"`
 	// Conditions are the conditions of the Peering, sorted by type.
 	Conditions []ConditionView `json:"conditions"`
 	// LocalPods are the cluster's pod ranges, and how they are mapped for the peer.
@@ -123,6 +125,8 @@ type PlaneView struct {
 	Endpoints []string `json:"endpoints,omitempty"`
 	// Endpoint is the endpoint in use, as WireGuard reports it.
 	Endpoint string `json:"endpoint,omitempty"`
+	// OtherCaller is the second endpoint from which a gateway with the peer's key calls. Empty if there is one caller.
+	OtherCaller string `json:"otherCaller,omitempty"`
 	// Node is the node on which the gateway runs.
 	Node string `json:"node,omitempty"`
 	// MTU is the largest packet to the peer, in bytes.
@@ -216,6 +220,10 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		}
 		v.PresharedKeyExchange = WeakestKeyExchange(p, secrets)
 		v.Images = imagesOf(p.Name, pods.Items)
+		if v.CopiedFrom != "" {
+			views = append(views, v)
+			continue
+		}
 		messages := append([]string{v.Message}, warnings(v, departed, ownerlessObjects(p, owned))...)
 		v.Message = strings.Join(lo.Compact(messages), "; ")
 		views = append(views, v)
@@ -270,7 +278,7 @@ func MarkOrphans(views []View, queried []string) {
 	for i := range views {
 		v := &views[i]
 		has := func(o View) bool { return o.ClusterID == v.PeerID && o.PeerID == v.ClusterID }
-		if v.State == Connected || !slices.Contains(queried, v.PeerID) || slices.ContainsFunc(views, has) {
+		if v.State == Connected || v.CopiedFrom != "" || !slices.Contains(queried, v.PeerID) || slices.ContainsFunc(views, has) {
 			continue
 		}
 		v.State = Orphaned
@@ -328,6 +336,10 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 		messages = append(messages, "not ready, and left out: "+kube.JoinFirst(5, notReady))
 	}
 	v.Message = strings.Join(lo.Compact(messages), "; ")
+	if v.CopiedFrom = v1alpha1.CopiedFrom(p.Spec.Local.ClusterID, c.ID); v.CopiedFrom != "" {
+		v.State = Disconnected
+		v.Message = fmt.Sprintf("%s; kubectl liqonet unpeer %s --peer %s removes the copy", v1alpha1.CopyMessage(v.CopiedFrom), c.Name, p.Name)
+	}
 	v.Conditions = conditionsOf(c, p, isSilent, v.State == Connected && len(notReady) == 0)
 	return v, nil
 }
@@ -343,6 +355,8 @@ func (v *View) addPlanes(p *v1alpha1.Peering, beats Heartbeats, now time.Time) (
 		if state != Connected {
 			which := lo.Ternary(len(p.Spec.Planes) == 1, "", fmt.Sprintf("plane %d: ", plane.Index))
 			messages = append(messages, which+plane.Message)
+		} else if plane.OtherCaller != "" {
+			messages = append(messages, fmt.Sprintf("plane %d: two gateways call with the same key, from %s and %s: is a copy of %s running?", plane.Index, plane.Endpoint, plane.OtherCaller, v.Peer))
 		}
 	}
 	return messages
@@ -417,6 +431,7 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 	}
 	lease := v1alpha1.GatewayName(p.Name, plane.Index)
 	s := beats.Measurements(lease).Merge(*reported)
+	v.OtherCaller = s.OtherCaller
 	v.Endpoint, v.Node, v.MTU, v.Message = s.Endpoint, s.NodeName, int(s.MTU), s.Message
 	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
 	v.Version = beats.Version(lease)

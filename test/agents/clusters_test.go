@@ -35,9 +35,12 @@ const (
 type cluster struct {
 	name   string
 	number byte
-	api    *fakeapi.Server
-	key    overlay.Key
-	nodes  [2]machine
+	// id is the cluster's ID, madeFor the one in its objects, and peerName the name of its Peering.
+	id, madeFor, peerName string
+	underlay              *netns.NS
+	api                   *fakeapi.Server
+	key                   overlay.Key
+	nodes                 [2]machine
 	// gateways are by plane, one on each node. keys are their private keys.
 	gateways [planes]*process
 	keys     [planes]wgtypes.Key
@@ -64,7 +67,10 @@ func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 	t.Helper()
 	underlay := netns.New(t, "underlay")
 	underlay.Bridge(t, "br0")
-	out := [2]*cluster{{name: "a", number: 1}, {name: "b", number: 2}}
+	out := [2]*cluster{
+		{name: "a", number: 1, id: "id-of-a", madeFor: "id-of-a", peerName: "b", underlay: underlay},
+		{name: "b", number: 2, id: "id-of-b", madeFor: "id-of-b", peerName: "a", underlay: underlay},
+	}
 	for _, c := range out {
 		c.addNodes(t, underlay)
 		kit.Must(rand.Read(c.key[:]))(t)
@@ -76,29 +82,45 @@ func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 		c.serve(t, o, out[1-i], i == 0)
 	}
 	for _, c := range out {
-		for i := range c.nodes {
-			n := &c.nodes[i]
-			args := []string{"node"}
-			if c == out[1] {
-				args = append(args, "--metrics-address="+n.addr.String()) // the others expose metrics on loopback only
-			}
-			c.agents = append(c.agents, newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"1": c.key[:]}, args...))
-			c.agents[i].start(t)
-		}
-		for i := range c.gateways {
-			n := &c.nodes[i]
-			env := []string{"POD_IPS=" + n.gatewayIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + n.name}
-			files := map[string][]byte{"1": c.key[:], v1alpha1.PrivateKeyFile: c.keys[i][:], v1alpha1.PresharedKeyFile: presharedKey[:]}
-			c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.PresharedKeyFile)
-			c.agents = append(c.agents, c.gateways[i])
-			c.gateways[i].start(t)
-		}
+		c.start(t)
 	}
 	return out
 }
 
+// start starts the agents of a cluster.
+func (c *cluster) start(t testing.TB) {
+	t.Helper()
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		args := []string{"node"}
+		if c.name == "b" {
+			args = append(args, "--metrics-address="+n.addr.String()) // the others expose metrics on loopback only
+		}
+		c.agents = append(c.agents, newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"1": c.key[:]}, args...))
+		c.agents[i].start(t)
+	}
+	for i := range c.gateways {
+		n := &c.nodes[i]
+		env := []string{"POD_IPS=" + n.gatewayIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + n.name}
+		files := map[string][]byte{"1": c.key[:], v1alpha1.PrivateKeyFile: c.keys[i][:], v1alpha1.PresharedKeyFile: presharedKey[:]}
+		c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.PresharedKeyFile)
+		c.agents = append(c.agents, c.gateways[i])
+		c.gateways[i].start(t)
+	}
+}
+
+// copy creates a copy of a client's cluster, with its objects and keys, and starts its agents. id is the copy's own ID.
+func (c *cluster) copy(t testing.TB, o dataplane.Options, peer *cluster, id string) *cluster {
+	t.Helper()
+	out := &cluster{name: "c", number: 3, id: id, madeFor: c.madeFor, peerName: c.peerName, underlay: c.underlay, key: c.key, keys: c.keys}
+	out.addNodes(t, out.underlay)
+	out.serve(t, o, peer, false)
+	out.start(t)
+	return out
+}
+
 // peer returns the name of the cluster's Peering, which is the name of the other cluster.
-func (c *cluster) peer() string { return map[string]string{"a": "b", "b": "a"}[c.name] }
+func (c *cluster) peer() string { return c.peerName }
 
 // addNodes creates the nodes, each with a pod.
 func (c *cluster) addNodes(t testing.TB, underlay *netns.NS) {
@@ -151,7 +173,7 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 	p := &v1alpha1.Peering{ObjectMeta: objectMeta("", c.peer()), Spec: v1alpha1.PeeringSpec{
 		Index: peeringIndex, Overlay: v1alpha1.OverlayKind(o.Overlay),
 		Local: v1alpha1.LocalNetwork{
-			Pods: []v1alpha1.CIDRMapping{kit.Mapping(pods, mappedPods)}, InternalCIDR: kit.CIDR(clustersInternal), ExternalCIDR: kit.CIDR(mappedNodes),
+			ClusterID: c.madeFor, Pods: []v1alpha1.CIDRMapping{kit.Mapping(pods, mappedPods)}, InternalCIDR: kit.CIDR(clustersInternal), ExternalCIDR: kit.CIDR(mappedNodes),
 		},
 		Remote: v1alpha1.RemoteNetwork{
 			ClusterID: "id-of-" + peer.name, Name: peer.name, Pods: []v1alpha1.CIDRMapping{kit.Mapping(pods, mappedPods)}, ExternalCIDR: kit.CIDR(mappedNodes),
@@ -175,7 +197,7 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 		p.Spec.Planes = append(p.Spec.Planes, plane)
 		indexes = append(indexes, int32(i))
 	}
-	objects := fakeapi.Objects("id-of-"+c.name, c.nodes[0].name, c.nodes[0].addr.String(), pods)
+	objects := fakeapi.Objects(c.id, c.nodes[0].name, c.nodes[0].addr.String(), pods)
 	objects = append(append(objects, fakeapi.Objects("", c.nodes[1].name, c.nodes[1].addr.String(), pods)[0], p), sharedObjects(clustersInternal)...)
 	if isServer {
 		svc := manifests.GatewayService(peer.name, corev1.ServiceTypeNodePort, indexes)

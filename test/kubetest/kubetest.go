@@ -206,7 +206,7 @@ func SomePeering() *v1alpha1.Peering {
 
 // LedgerOf returns a ledger with entries for the peers.
 func LedgerOf(peers ...string) *v1alpha1.ClusterNetwork {
-	cn := plan.NewLedger(ipam.DefaultInternal())
+	cn := plan.NewLedger("", ipam.DefaultInternal())
 	for i, p := range peers {
 		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: "id-of-" + p, Name: p, Index: int32(i)})
 	}

@@ -302,3 +302,17 @@ func decode[S, T any](b []byte, kind *metav1.TypeMeta, meta *metav1.ObjectMeta, 
 	_ = kjson.Unmarshal(o.Status, status) // what follows the unreadable value is left out
 	return nil
 }
+
+// CopiedFrom returns the ID of the cluster for which objects were made, if that is not the cluster in which they are. It
+// returns "" if they belong there, or were made by a version that did not record the ID.
+func CopiedFrom(madeFor, cluster string) string {
+	if madeFor == cluster {
+		return ""
+	}
+	return madeFor
+}
+
+// CopyMessage describes a copy of objects of another cluster.
+func CopyMessage(madeFor string) string {
+	return "it was made for another cluster, with the ID " + madeFor + ", as in a restored backup: agents of this cluster do not apply it"
+}

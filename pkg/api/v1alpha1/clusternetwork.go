@@ -20,6 +20,12 @@ type ClusterNetwork struct {
 // ClusterNetworkSpec is written only by the CLI. It includes what could be a status, such as which peers are established:
 // a command claims ranges and records that in a single write. The write fails if another command has written in between.
 type ClusterNetworkSpec struct {
+	// ClusterID is the UID of this cluster's kube-system namespace. In another cluster, the object is a copy, as in a restored
+	// backup: commands there only remove it.
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[!-~]+$`
+	// +optional
+	ClusterID string `json:"clusterID,omitempty"`
 	// InternalCIDR is the range of the addresses of this cluster's nodes and gateways on the links between them, a /19.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/115' : '/19')",message="must be a /19"
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodes have addresses in it: unpeer all, then peer again"

@@ -101,6 +101,12 @@ type Limits struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.hosts) || self.hosts.all(h, isIP(h.mapped) && cidr(self.externalCIDR).containsIP(h.mapped))",message="a host's mapped address must be in the external range"
 type LocalNetwork struct {
+	// ClusterID is the UID of this cluster's kube-system namespace. In another cluster, the object is a copy, as in a restored
+	// backup: agents there apply nothing.
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[!-~]+$`
+	// +optional
+	ClusterID string `json:"clusterID,omitempty"`
 	// Pods has this cluster's pod ranges: the real ones, and those by which the peer reaches them.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -319,6 +325,8 @@ const (
 	// ReasonGatewaysSilent is why a condition of a Peering is Unknown: a node agent has found that all gateways of this
 	// cluster are dead.
 	ReasonGatewaysSilent = "GatewaysSilent"
+	// ReasonOtherCluster is why a Peering is not Connected: it was made for another cluster, and copied.
+	ReasonOtherCluster = "OtherCluster"
 	// MessageGatewaysSilent is the message for that reason. Node agents may write no other one.
 	MessageGatewaysSilent = "no gateway of the peering renews its Lease, and a node does not reach the peer"
 	// ConditionDegraded of a Peering is True while packets pass, but not all that should. Either a node does not reach
@@ -383,6 +391,12 @@ type PlaneStatus struct {
 	// +kubebuilder:validation:Pattern=`^([0-9.]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$`
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`
+	// OtherCaller is the second endpoint from which a gateway with the peer's key calls, while there are two: packets alternate
+	// between them.
+	// +kubebuilder:validation:MaxLength=47
+	// +kubebuilder:validation:Pattern=`^([0-9.]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$`
+	// +optional
+	OtherCaller string `json:"otherCaller,omitempty"`
 	// LastHandshake is the time of WireGuard's last handshake, by the clock of the gateway's node. Compare it only with
 	// the renewTime of the gateway's Lease, which is from the same clock.
 	// +kubebuilder:validation:XValidation:rule="self < timestamp('9999-01-01T00:00:00Z')",message="a time must be before the year 9999"

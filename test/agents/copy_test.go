@@ -1,0 +1,104 @@
+package agents
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/flow"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// copyRuns is how long packets are counted while a copy of a cluster runs: it would redial every two seconds.
+const copyRuns = 20 * time.Second
+
+// A cluster that was restored from the backup of another one has its keys. Its agents do nothing, and the original loses no
+// packet.
+func TestRestoredCopy(t *testing.T) {
+	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
+	clusters := newClusters(t, o)
+	settled(t, clusters)
+	a, b := clusters[0], clusters[1]
+	flows := []*flow.Flow{send(t, a, b, 8), send(t, b, a, 8)}
+	restored := b.copy(t, o, a, "id-of-c")
+	kit.Within(t, settleTimeout, "the copy reports that it is one", func() string {
+		var p v1alpha1.Peering
+		if err := restored.api.Client.Get(t.Context(), types.NamespacedName{Name: restored.peer()}, &p); err != nil {
+			return err.Error()
+		}
+		for _, kind := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionReady} {
+			c := meta.FindStatusCondition(p.Status.Conditions, kind)
+			if c == nil || c.Status != metav1.ConditionFalse || c.Reason != v1alpha1.ReasonOtherCluster || !strings.Contains(c.Message, "id-of-b") {
+				return fmt.Sprint(p.Status.Conditions)
+			}
+		}
+		for _, n := range restored.nodes {
+			var report v1alpha1.NodeNetwork
+			if err := restored.api.Client.Get(t.Context(), types.NamespacedName{Name: n.name}, &report); err != nil {
+				return err.Error()
+			}
+			if c := meta.FindStatusCondition(report.Status.Conditions, v1alpha1.ConditionReady); c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "id-of-b") {
+				return fmt.Sprint(report.Status.Conditions)
+			}
+		}
+		return ""
+	})
+	time.Sleep(copyRuns) // the time in which nothing may happen
+	for _, r := range flow.End(flows...) {
+		kit.ErrorIf(t, r.Lost > 0, "while a copy runs: %s", r)
+	}
+	for _, n := range restored.nodes {
+		for _, ns := range []*netns.NS{n.NS, n.gateway} {
+			for _, l := range netns.In(t, ns, netlink.LinkList) {
+				name := l.Attrs().Name
+				kit.ErrorIf(t, name == tunnel.InterfaceName || strings.HasPrefix(name, wire.LinkPrefix), "the copy has the interface %s", name)
+			}
+		}
+	}
+	a.awaitConditions(t, "both planes work", metav1.ConditionTrue, metav1.ConditionTrue)
+}
+
+// snapshotNamed is how long the peer may take to name a copy with the same ID.
+const snapshotNamed = time.Minute
+
+// A cluster that was started from a snapshot of another one's machines has the same ID and keys. The peer names both callers.
+// When the copy is gone, packets pass again.
+func TestSnapshotIsNamed(t *testing.T) {
+	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
+	clusters := newClusters(t, o)
+	settled(t, clusters)
+	a, b := clusters[0], clusters[1]
+	there := send(t, a, b, 8)
+	copied := b.copy(t, o, a, b.id)
+	kit.Within(t, snapshotNamed, "the peer names the copy", func() string {
+		var p v1alpha1.Peering
+		if err := a.api.Client.Get(t.Context(), types.NamespacedName{Name: a.peer()}, &p); err != nil {
+			return err.Error()
+		}
+		c := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady)
+		if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "two gateways call with the same key") {
+			return fmt.Sprint(p.Status.Conditions)
+		}
+		return ""
+	})
+	text := kit.Must(scrape(a.nodes[0].pod, a.nodes[0].gatewayIP))(t)
+	other := kit.Must(scrape(a.nodes[0].pod, a.nodes[1].gatewayIP))(t)
+	kit.ErrorIf(t, value(text, "liqonet_gateway_other_caller")+value(other, "liqonet_gateway_other_caller") < 1, "no gateway counts another caller")
+	for _, agent := range copied.agents {
+		agent.kill()
+	}
+	t.Logf("while a copy with the same keys runs: %v", flow.End(there))
+	settled(t, clusters)
+}
