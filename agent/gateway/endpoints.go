@@ -18,6 +18,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -354,9 +355,13 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 			add(addr, port.Port)
 		}
 	case corev1.ServiceTypeNodePort:
-		// Take one address of each node first, so that the announcement covers as many nodes as possible.
+		// Take one address of each node first, so that the announcement covers as many nodes as possible. Alternate between
+		// private and public ones, and between families: the peer may use one of these kinds only.
 		ips := lo.Map(nodes, func(n v1alpha1.NodeNetwork, _ int) []v1alpha1.IP { return n.Status.NodeIPs })
-		for _, ip := range lo.Interleave(ips...) {
+		kinds := lo.PartitionBy(lo.Interleave(ips...), func(ip v1alpha1.IP) [2]bool {
+			return [2]bool{ipam.IsPrivateAddr(ip.Unmap()), ip.Unmap().Is4()}
+		})
+		for _, ip := range lo.Interleave(kinds...) {
 			add(ip.Addr, port.NodePort)
 		}
 	}
@@ -422,7 +427,7 @@ func usableEndpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha
 	}
 	for _, n := range nodes {
 		ranges = append(ranges, v1alpha1.Prefixes(n.Status.PodCIDRs)...)
-		for _, ips := range [][]v1alpha1.IP{n.Status.NodeIPs, n.Status.PodIPs} { // not copied, as there may be very many
+		for _, ips := range [][]v1alpha1.IP{n.Status.NodeIPs, n.Status.PodIPs, n.Status.Resolvers} { // not copied, as there may be very many
 			for _, ip := range ips {
 				if _, is := wanted[ip.Addr]; is {
 					own = append(own, ip.Addr)

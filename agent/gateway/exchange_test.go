@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -161,6 +162,25 @@ func TestNodesHaveAnOrder(t *testing.T) {
 	}
 }
 
+// A peer on the Internet and one in the same network both learn usable endpoints, however many nodes there are.
+func TestEndpointsOfAllKinds(t *testing.T) {
+	for _, count := range []int{1, 3, 8, 15, 16, 17, 200} {
+		var nodes []v1alpha1.NodeNetwork
+		for i := range count {
+			n := withIPs(node(fmt.Sprint("n", i), fmt.Sprint("10.80.0.", i+1), "172.18.9.9", 0), fmt.Sprint("10.0.0.", i+1), fmt.Sprint("203.0.113.", i+1), fmt.Sprint("2001:db8::", i+1))
+			nodes = append(nodes, n)
+		}
+		got := announcement("n0", nodes, nodePort(), 0)
+		of := lo.CountValuesBy(got.Endpoints, func(e string) string { return e[:2] })
+		want := min(count, exchange.MaxEndpoints/3)
+		for _, kind := range []string{"10", "20", "[2"} {
+			if of[kind] < want {
+				t.Errorf("%d nodes: %d endpoints begin with %s, want %d: %v", count, of[kind], kind, want, got.Endpoints)
+			}
+		}
+	}
+}
+
 // A hostile peer can make us call only machines that may be its own.
 func TestUsable(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
@@ -168,9 +188,10 @@ func TestUsable(t *testing.T) {
 	p.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: addr("172.18.0.11")}}
 	nodes := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0, "10.244.0.0/24"), "172.18.0.21")}
 	nodes[0].Status.PodIPs = []v1alpha1.IP{{Addr: addr("172.18.0.99")}} // outside of all ranges
+	nodes[0].Status.Resolvers = []v1alpha1.IP{{Addr: addr("172.18.0.53")}}
 	var announced exchange.Announcement
 	for _, s := range []string{
-		"172.18.0.21", "172.18.0.99", "10.96.0.1", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
+		"172.18.0.21", "172.18.0.99", "172.18.0.53", "10.96.0.1", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
 		p.Spec.Remote.ExternalCIDR.Addr().Next().String(), "172.18.0.77",
 	} {
 		announced.Endpoints = append(announced.Endpoints, s+":31820")

@@ -50,6 +50,9 @@ const (
 	// eventBurst Events may follow each other immediately, then there is one per eventGap. Others can change a plane's
 	// state as often as they like.
 	eventBurst, eventGap = 25, 10 * time.Second
+	// peersBurst changes of the peer's endpoint or MTU may follow each other immediately, then one is recorded and logged
+	// per peersGap. The peer can cause one with every packet. They must not replace the entries about planes.
+	peersBurst, peersGap = 16, 10 * time.Minute
 )
 
 // Change is a change to record.
@@ -76,9 +79,9 @@ type Record struct {
 	// Pod and Node identify the sender of Events.
 	Pod, Node string
 
-	changed notify.Signal
-	event   *rate.Limiter
-	mu      sync.Mutex
+	changed      notify.Signal
+	event, peers *rate.Limiter
+	mu           sync.Mutex
 	// pending and events are not written yet. retained are the peerings whose entries are kept, nil for all.
 	pending  []history.Entry
 	events   []*corev1.Event
@@ -92,11 +95,15 @@ type Record struct {
 // New completes a record, which is written from Start on. The exported fields of r have to be set.
 func New(r *Record) *Record {
 	r.changed, r.event = notify.NewSignal(), rate.NewLimiter(rate.Every(eventGap), eventBurst)
+	r.peers = rate.NewLimiter(rate.Every(peersGap), peersBurst)
 	return r
 }
 
-// Add logs and records a change.
+// Add logs and records a change. It omits changes that the peer causes too often.
 func (r *Record) Add(c Change) {
+	if (c.Subject == "endpoint" || c.Subject == "MTU") && !r.peers.Allow() {
+		return
+	}
 	c.Time = time.Now()
 	level, attrs := lo.Ternary(c.IsDegradation, slog.LevelWarn, slog.LevelInfo), []any{"peering", c.Peering}
 	if c.Plane != nil {

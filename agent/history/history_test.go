@@ -176,6 +176,33 @@ func TestEventsAreFew(t *testing.T) {
 }
 
 // An entry that follows a call of RetainPeerings is written soon: there was nothing to drop before it.
+// A peer whose endpoint changes every ten seconds for a day replaces few of the entries, and causes few writes, log lines and
+// Events.
+func TestPeerFillsNoHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI()
+		r := a.record(ofNode())
+		var lines bytes.Buffer
+		r.Log = slog.New(slog.NewTextHandler(&lines, nil))
+		end := start(t, r)
+		r.Add(change("b", "up"))
+		for i := range 8640 {
+			time.Sleep(10 * time.Second)
+			c := change("b", fmt.Sprint(i))
+			c.Subject, c.Event = []string{"endpoint", "MTU"}[i%2], "EndpointChanged"
+			r.Add(c)
+		}
+		end()
+		got := a.entries(t)
+		if len(got) > history.Size*2/3 || !slices.Contains(got, "b up") || got[len(got)-1] < "b 8500" {
+			t.Errorf("%d entries: %v", len(got), got)
+		}
+		if n := bytes.Count(lines.Bytes(), []byte("\n")); n > 200 || a.writes > 400 {
+			t.Errorf("%d lines, %d writes", n, a.writes)
+		}
+	})
+}
+
 func TestKeepDelaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()

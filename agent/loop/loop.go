@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -216,10 +217,15 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 func Serve(ctx context.Context, log *slog.Logger, what string, address netip.AddrPort, handler http.Handler) {
 	RunForever(ctx, log, what, func(ctx context.Context) error {
 		server := &http.Server{
-			Addr: address.String(), Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10,
+			Handler: handler, ReadHeaderTimeout: time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10,
+		}
+		server.SetKeepAlivesEnabled(false) // an idle connection would take the place of another one
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address.String())
+		if err != nil {
+			return err
 		}
 		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-		return server.ListenAndServe()
+		return server.Serve(&limitedListener{Listener: listener})
 	})
 }
 

@@ -168,6 +168,7 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 	cfg.QPS, cfg.Burst = -1, -1
 	cfg.UserAgent = "kubectl-liqonet"
 	cfg.WarningHandler = rest.NoWarnings{}
+	cfg.Wrap(kube.LimitTransport)
 	clock := &serverClock{}
 	cfg.Wrap(clock.wrap)
 	scheme, schemeErr := newScheme()
@@ -188,7 +189,7 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 		return core.Pods(v1alpha1.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
 	}
 	return &kube.Cluster{
-		Name: name, Client: c, URL: cfg.Host, Server: serverAddress(cfg), Discovery: d, Logs: logs,
+		Name: name, Client: kube.Paged(c), URL: cfg.Host, Server: serverAddress(cfg), Discovery: d, Logs: logs,
 		DefaultImage: version.AgentImage(version.String()), Version: version.String(), Kubectl: kubectl, Now: clock.now,
 	}, nil
 }

@@ -152,6 +152,8 @@ func (c *Cluster) Wrap(op string, err error) error {
 // classifyError returns the class of an error, and what the user can do.
 func classifyError(err error, kubectl string) (Kind, string) {
 	switch {
+	case errors.Is(err, errTooLarge):
+		return Unexpected, "check that the address in the kubeconfig leads to a Kubernetes API server"
 	case apierrors.IsForbidden(err):
 		return Forbidden, "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
 	case apierrors.IsUnauthorized(err):
