@@ -35,6 +35,9 @@ uses.`,
 	}
 	reverse := cmd.Flags().Bool("reverse", false, "print the address in cluster A for an address that cluster B uses")
 	return g.pairCommand(cmd, 15*time.Second, func(ctx context.Context, a, b *kube.Cluster, args []string) error {
+		if err := compareIdentities(ctx, g.err(), a, b); err != nil {
+			return err
+		}
 		addrs, err := lo.Ternary(*reverse, status.MapFromPeer, status.MapToPeer)(ctx, a, b, args[2])
 		g.out().PrintEach("%s\n", addrs)
 		return err
@@ -75,6 +78,9 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 	}
 	return g.pairCommand(cmd, 30*time.Second, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
 		if *list {
+			if err := compareIdentities(ctx, g.err(), a, b); err != nil {
+				return err
+			}
 			return listHosts(ctx, g.streams.Out, a, b)
 		}
 		if !*remove {

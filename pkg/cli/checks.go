@@ -17,6 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/output"
@@ -120,8 +121,13 @@ The exit code is 10 if a check fails.`,
 	out := output.AddFlag(cmd.Flags(), "junit")
 	bench := cmd.Flags().Bool("bench", false, "also measure the speed, from pod to pod and, without the tunnel, from node to node")
 	return g.pairCommand(cmd, 3*time.Minute, func(ctx context.Context, a, b *kube.Cluster, _ []string) error {
+		unverified, err := identity.Compare(ctx, a, b)
+		if err != nil {
+			return err
+		}
 		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g.streams.Err))
 		if err == nil {
+			report.Notes = append(unverified, report.Notes...)
 			err = printVerification(out, g.streams.Out, report)
 		}
 		switch {

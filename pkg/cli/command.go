@@ -20,6 +20,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/connect"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/peering"
@@ -263,6 +264,13 @@ func (g *globals) pairCommand(cmd *cobra.Command, d time.Duration, run pairFunc)
 		return run(cmd.Context(), clusters[0], clusters[1], args)
 	}
 	return addTimeout(cmd, d)
+}
+
+// compareIdentities returns an error if one of two clusters is not the one that the other was peered with. It warns if that is not known.
+func compareIdentities(ctx context.Context, warn output.Text, a, b *kube.Cluster) error {
+	unverified, err := identity.Compare(ctx, a, b)
+	warn.PrintEach("Warning: %s\n", unverified)
+	return err
 }
 
 // interrupted returns an error if the user has interrupted the command. It replaces the errors of the requests that this has canceled.

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
@@ -60,7 +62,8 @@ func init() { cobra.AddTemplateFunc("flagGroups", flagGroups) }
 // override holds the flag values for one cluster, or for all.
 type override struct {
 	engine.ClusterOptions
-	facts discovery.Overrides
+	facts       discovery.Overrides
+	fingerprint string
 }
 
 // option is a flag that can be set for each cluster.
@@ -116,6 +119,8 @@ func options() []option {
 			"1 to 1000000; none removes the limit", nil},
 		{"limit-rate", anyCluster + "RATE", setLimitRate, "traffic that a cluster accepts from the peer, in bits per second of IP packets: " +
 			"a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none removes the limit", nil},
+		{"fingerprint", anyCluster + "SHA256:FINGERPRINT", setFingerprint, "peer only if the identity key of a cluster has this fingerprint, " +
+			"as an earlier peer printed it; without CLUSTER, it is that of the second of two clusters", nil},
 	}
 }
 
@@ -189,6 +194,9 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 	}
 	if all.NodePort != 0 {
 		return o, fmt.Errorf("--service-type: a port is for one cluster: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
+	}
+	if o.Fingerprints, err = fingerprints(all, each, clusters); err != nil {
+		return o, err
 	}
 	o.Overlay, o.WireGuard, o.ServiceType = all.Overlay, all.WireGuard, all.ServiceType
 	o.Gateways, o.NodeMetrics = all.Gateways, all.NodeMetrics
@@ -359,6 +367,36 @@ func setLimitRate(o *override, item string) (err error) {
 	o.LimitRate, err = parseLimit(item, map[string]int64{"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}, 1e6, 1e11,
 		"none, or a whole number followed by kbit, mbit or gbit, from 1mbit to 100gbit")
 	return err
+}
+
+// setFingerprint parses a fingerprint as peer prints it.
+func setFingerprint(o *override, item string) error {
+	sum, isHash := strings.CutPrefix(item, "SHA256:")
+	if raw, err := base64.RawStdEncoding.DecodeString(sum); !isHash || err != nil || len(raw) != sha256.Size {
+		return fmt.Errorf("%q is not SHA256: and 43 characters, as peer prints it", item)
+	}
+	if o.fingerprint != "" && o.fingerprint != item {
+		return fmt.Errorf("no key has both %s and %s", o.fingerprint, item)
+	}
+	o.fingerprint = item
+	return nil
+}
+
+// fingerprints returns the required fingerprints by the IDs of clusters. One without a name is that of the second of two clusters.
+func fingerprints(all override, each []override, clusters []*kube.Cluster) (map[string]string, error) {
+	if all.fingerprint != "" {
+		if len(clusters) != 2 || each[1].fingerprint != "" {
+			return nil, errors.New("--fingerprint: name the cluster: CLUSTER=" + all.fingerprint)
+		}
+		each[1].fingerprint = all.fingerprint
+	}
+	required := map[string]string{}
+	for k, c := range clusters {
+		if each[k].fingerprint != "" {
+			required[c.ID] = each[k].fingerprint
+		}
+	}
+	return required, nil
 }
 
 // parseLimit parses a number with a unit. It returns 0 for both 0 and none, and an error if the item is not what is valid.

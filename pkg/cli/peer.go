@@ -60,7 +60,7 @@ With -f, clusters and flags are read from a YAML file, which can be kept in Git:
 	f.StringP(fileFlag, "f", "", "YAML `FILE` with clusters and values for flags, by their names")
 	f.Bool("replace", false, "peer with a cluster that has the ID of a known peer but none of its keys, because it has lost them or was restored")
 	f.Bool("adopt-namespace", false, "use an existing namespace liqonet-system that liqonet has not created: everyone with permissions in it is trusted")
-	groupFlags(f, "Flags for existing clusters and objects", "replace", "adopt-namespace")
+	groupFlags(f, "Flags for existing clusters and objects", "replace", "adopt-namespace", "fingerprint")
 	dryRun := f.Bool("dry-run", false, "print what would be done and why, and change nothing")
 	exitCode := f.Bool("exit-code", false, "with --dry-run: exit with code 12 if something would be changed")
 	out, timeline := output.AddFlag(f), &kube.Timeline{}
@@ -82,6 +82,8 @@ With -f, clusters and flags are read from a YAML file, which can be kept in Git:
 type peerResult struct {
 	Changed  []string      `json:"changed"`
 	Peerings []status.View `json:"peerings"`
+	// Identities are the keys by which peers recognize the clusters.
+	Identities []peering.Identity `json:"identities"`
 	// Notes list what was concluded without being read, and what was left out.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -117,9 +119,10 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
 	peered := lo.Filter(outcomes, func(o peering.Outcome, _ int) bool { return o.Err == nil })
 	result := &peerResult{
-		Changed:  lo.FlatMap(outcomes, func(o peering.Outcome, _ int) []string { return o.Result.Changed }),
-		Peerings: lo.FlatMap(peered, func(o peering.Outcome, _ int) []status.View { return o.Result.Views[:] }),
-		Notes:    lo.FlatMap(peered, func(o peering.Outcome, _ int) []string { return o.Result.Notes }),
+		Changed:    lo.FlatMap(outcomes, func(o peering.Outcome, _ int) []string { return o.Result.Changed }),
+		Peerings:   lo.FlatMap(peered, func(o peering.Outcome, _ int) []status.View { return o.Result.Views[:] }),
+		Notes:      lo.FlatMap(peered, func(o peering.Outcome, _ int) []string { return o.Result.Notes }),
+		Identities: lo.Uniq(lo.FlatMap(peered, func(o peering.Outcome, _ int) []peering.Identity { return o.Result.Identities[:] })),
 	}
 	if !out.HumanReadable() {
 		err = out.Print(g.streams.Out, "PeerResult", result, result.Peerings, peeringNames(result.Peerings))
@@ -134,6 +137,9 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 		}
 	}
 	printRanges(out, g.streams.Out, result.Peerings...)
+	for _, i := range result.Identities {
+		g.out().Printf("Identity of %s: %s\n", i.Cluster, i.Fingerprint)
+	}
 	printExchanges(g.out(), clusters, result.Peerings)
 	g.out().PrintEach("Note: %s\n", result.Notes)
 	return pairFailures(outcomes)
@@ -383,7 +389,7 @@ commands that replace keys or agents of one of the clusters.`,
 			return err
 		}
 		if !out.HumanReadable() {
-			doc := &peerResult{Changed: result.Changed, Peerings: result.Views[:], Notes: result.Notes}
+			doc := &peerResult{Changed: result.Changed, Peerings: result.Views[:], Identities: result.Identities[:], Notes: result.Notes}
 			return out.Print(g.streams.Out, "RotateKeysResult", doc, doc.Peerings, peeringNames(doc.Peerings))
 		}
 		g.out().Printf("%s and %s have new keys (%.1f s).\n", a.Name, b.Name, g.seconds())
@@ -544,6 +550,7 @@ func printRemovals(o *output.Format, w io.Writer, removals []peering.Removal) er
 			output.To(w).Printf("Cluster %s: its objects are not listed: %s.\n\n", r.Cluster, r.Refused)
 			continue
 		}
+		output.To(w).PrintEach("Note: %s\n", r.Notes)
 		agents := lo.Ternary(r.Agents, "no peering remains, and so no agents", "the node agents stay, as other peerings need them")
 		output.To(w).Printf("Cluster %s (%s): %s.\n", r.Cluster, r.ClusterID, agents)
 		o.Section(w, []string{"action", "object", "what for"}, objectRows(r.Objects))

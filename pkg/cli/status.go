@@ -21,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
@@ -89,7 +90,9 @@ type statusDocument struct {
 	Peerings []status.View `json:"peerings"`
 	// Locks describe the commands that are changing the clusters, or were killed while doing so.
 	Locks []string `json:"locks,omitempty"`
-	// Errors list the clusters and peers' sides that could not be read, with hints.
+	// Unverified tell which clusters could not prove to be a peer, as something may not be read.
+	Unverified []string `json:"unverified,omitempty"`
+	// Errors list the clusters and peers' sides that could not be read, and clusters that are not the peer, with hints.
 	Errors []string `json:"errors,omitempty"`
 }
 
@@ -118,8 +121,8 @@ type side struct {
 type statusResult struct {
 	doc   *statusDocument
 	sides []*side
-	// otherErrors are the errors of peers' sides, readErrors those of named clusters.
-	otherErrors, readErrors []error
+	// otherErrors are the errors of peers' sides, readErrors those of named clusters, identityErrors those of clusters that are not the peer.
+	otherErrors, readErrors, identityErrors []error
 }
 
 // readStatus reads the named clusters or, by default, the current context's cluster and its peers. It fails only if none of the clusters
@@ -145,7 +148,8 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult,
 	}
 	found := lo.Filter(s.doc.Peerings, func(v status.View, _ int) bool { return slices.Contains(contexts, v.Peer) })
 	s.otherErrors = s.add(failure.Map(found, func(v status.View) (*side, error) { return g.peerSide(ctx, v, clusters[0]) }))
-	s.doc.Errors = lo.Map(slices.Concat(s.readErrors, s.otherErrors), func(err error, _ int) string { return string(explain(err, "  ")) })
+	s.compareIdentities(ctx)
+	s.doc.Errors = lo.Map(slices.Concat(s.readErrors, s.otherErrors, s.identityErrors), func(err error, _ int) string { return string(explain(err, "  ")) })
 	status.MarkOrphans(s.doc.Peerings, lo.Map(s.sides, func(side *side, _ int) string { return side.ID }))
 	return s, nil
 }
@@ -163,6 +167,26 @@ func (s *statusResult) add(sides []*side, errs []error) (unread []error) {
 	return unread
 }
 
+// compareIdentities compares the identities of those clusters that were read and are peered with each other.
+func (s *statusResult) compareIdentities(ctx context.Context) {
+	for i, a := range s.sides {
+		for _, b := range s.sides[i+1:] {
+			if !slices.ContainsFunc(slices.Concat(a.views, b.views), func(v status.View) bool {
+				return v.ClusterID == a.ID && v.PeerID == b.ID || v.ClusterID == b.ID && v.PeerID == a.ID
+			}) {
+				continue
+			}
+			unverified, err := identity.Compare(ctx, a.Cluster, b.Cluster)
+			if e, is := errors.AsType[*kube.Error](err); is && e.Kind == kube.Identity {
+				s.identityErrors = append(s.identityErrors, err)
+			} else if err != nil {
+				unverified = append(unverified, identity.Unverified(a.Cluster, b.Cluster, err))
+			}
+			s.doc.Unverified = append(s.doc.Unverified, unverified...)
+		}
+	}
+}
+
 // errUnhealthy is returned by status after it has printed the peerings that are not connected.
 var errUnhealthy = exitError(ExitUnhealthy)
 
@@ -177,8 +201,8 @@ func (g *globals) finishStatus(s *statusResult, err error) error {
 
 // problem returns an error if a cluster was not read, or a peering is not connected.
 func (s *statusResult) problem() error {
-	if len(s.readErrors) > 0 {
-		return s.readErrors[0]
+	if errs := slices.Concat(s.readErrors, s.identityErrors); len(errs) > 0 {
+		return errs[0]
 	}
 	if slices.ContainsFunc(s.doc.Peerings, func(v status.View) bool { return v.State != status.Connected }) {
 		return errUnhealthy
@@ -216,6 +240,10 @@ func (s *statusResult) warn(t output.Text, unread []error) {
 	for _, err := range s.otherErrors {
 		t.Printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
 	}
+	for _, err := range s.identityErrors {
+		t.Printf("Warning: %s\n", explain(err, "  "))
+	}
+	t.PrintEach("Warning: %s\n", s.doc.Unverified)
 }
 
 // peerSide returns the peer's view of a peering, from the context that has the peer's name. It returns nil if that context belongs to

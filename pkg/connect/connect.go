@@ -175,9 +175,11 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 	// Discovery requests have no context, so they need a separate timeout.
 	asking := rest.CopyConfig(cfg)
 	asking.Timeout = identifyTimeout
+	asking.Wrap(refuseRedirects)
 	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
 	cfg.Wrap(lock.Guard) // called for each attempt of a retried request
 	cfg.Wrap(kube.RetryTransport)
+	cfg.Wrap(refuseRedirects)
 	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kindMapper{
 		static: staticMapper(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})
@@ -252,6 +254,19 @@ func (c *serverClock) wrap(next http.RoundTripper) http.RoundTripper {
 			}
 		}
 		return resp, err
+	})
+}
+
+// refuseRedirects fails requests that the server redirects. Another server would get the credentials, and its answers, such as the key that
+// proves an identity, would be taken for those of this one.
+func refuseRedirects(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		resp, err := next.RoundTrip(r)
+		if err != nil || resp.Header.Get("Location") == "" || resp.StatusCode < 300 || resp.StatusCode > 399 {
+			return resp, err
+		}
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("the server redirects to %q: redirects of API servers are not followed", resp.Header.Get("Location"))
 	})
 }
 

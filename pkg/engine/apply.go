@@ -181,6 +181,9 @@ func newChange(live, want *unstructured.Unstructured) Change {
 	ch := Change{After: runtime.DeepCopyJSON(want.Object)}
 	if live.GetResourceVersion() != "" {
 		ch.Before = runtime.DeepCopyJSON(commonFields(live.Object, want.Object).(map[string]any))
+		if spec, has := live.Object["spec"]; has && want.GetKind() == "Peering" {
+			ch.Before["spec"] = runtime.DeepCopyJSONValue(spec) // commands own all of it: what they no longer apply comes back, too
+		}
 	}
 	return ch
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -89,11 +90,11 @@ func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
 // ensureIdentity creates the cluster's identity if it has none, and stores its public key.
 func (s *Side) ensureIdentity(ctx context.Context) error {
 	secret, err := s.ensureSecret(ctx, manifests.IdentitySecretName, v1alpha1.PrivateKeyFile, "", func() (*corev1.Secret, error) {
-		key, err := wgtypes.GeneratePrivateKey()
-		return manifests.IdentitySecret(key[:]), err
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		return manifests.IdentitySecret(key.Seed()), err
 	})
 	if err == nil {
-		s.Peering.Identity = PublicKey(secret)
+		s.Peering.Identity = manifests.IdentityKey(secret)
 	}
 	return err
 }

@@ -111,6 +111,8 @@ type Options struct {
 	KeepOverlayKey bool
 	// Replace accepts a cluster in place of one that was peered, without proof of its identity.
 	Replace bool
+	// Fingerprints are the required fingerprints of clusters' identities, by their IDs.
+	Fingerprints map[string]string
 	// AdoptNamespace accepts a namespace liqonet-system that someone else created.
 	AdoptNamespace bool
 	// Clusters are overrides for single clusters, by their IDs.
@@ -152,15 +154,26 @@ func Deactivate(ctx context.Context, c *kube.Cluster, peerID string) error {
 	return ignoreRemoved(err)
 }
 
-// RestoreRanges restores the peer's former ranges, which were kept free.
+// RestoreRanges restores the peer's former ranges, which were kept free, and the identity of a peer that was replaced.
 func RestoreRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
 	_, err := UpdateEntry(ctx, c, peerID, func(entry *v1alpha1.PeerAllocation) error {
 		if entry.Previous != nil {
+			if entry.Previous.IdentityKey != "" {
+				entry.IdentityKey, entry.Hosts = entry.Previous.IdentityKey, entry.Previous.Hosts
+			}
 			entry.Pods, entry.ExternalCIDR, entry.Previous = entry.Previous.Pods, entry.Previous.ExternalCIDR, nil
 		}
 		return nil
 	})
 	return ignoreRemoved(err)
+}
+
+// ForgetPrevious releases what an active entry had before a command that is complete.
+func ForgetPrevious(entry *v1alpha1.PeerAllocation) error {
+	if entry.Active() {
+		entry.Previous = nil
+	}
+	return nil
 }
 
 // UpdateEntry is UpdateLedger for the peer's entry. If there is none, the error is ErrUnpeered.

@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"cmp"
+	"crypto/ed25519"
 	"crypto/sha256"
 	"embed"
 	"encoding/base64"
@@ -140,6 +141,24 @@ func OverlaySecret(generation int32, key []byte) *corev1.Secret {
 // IdentitySecret returns the Secret with the cluster's identity. It belongs to no peering, and no pod mounts it.
 func IdentitySecret(private []byte) *corev1.Secret {
 	return immutableSecret(IdentitySecretName, commonLabels(), keyData(v1alpha1.PrivateKeyFile, private))
+}
+
+// IdentityKey returns the public half of a cluster's identity, base64. The Secret has the seed of an Ed25519 key
+// (RFC 8032, section 5.1.5), which engine.CheckKey accepts.
+func IdentityKey(secret *corev1.Secret) string {
+	public := ed25519.NewKeyFromSeed(secret.Data[v1alpha1.PrivateKeyFile])[ed25519.SeedSize:]
+	return base64.StdEncoding.EncodeToString(public)
+}
+
+// IdentityFingerprint returns the fingerprint of the public half of an identity: its SHA-256 sum, in the format of OpenSSH. It is empty
+// if there is none.
+func IdentityFingerprint(key string) string {
+	public, err := base64.StdEncoding.DecodeString(key)
+	if key == "" || err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(public)
+	return "SHA256:" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
 // immutableSecret returns a Secret whose data never changes.

@@ -12,7 +12,7 @@
 //	peer.go                                              several pairs, and peer: what it does under the locks, as rotate-keys does too, and its rollback
 //	unpeer.go                                            unpeer, and its plan
 //	push.go                                              objects of gateways and Peerings
-//	keys.go                                              keys, and the identities of the clusters
+//	keys.go                                              keys, and what commands require of identities
 //	run.go                                               the two clusters, the plan, and the wait until packets pass
 //
 // Out of scope: changes of a single cluster (pkg/engine), printing (a Reporter does it), finding clusters in

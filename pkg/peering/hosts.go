@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
@@ -81,7 +82,7 @@ func peeringToChange(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (
 	if err != nil {
 		return nil, err
 	}
-	return p, checkPeer(ctx, c, peer)
+	return p, identity.Check(ctx, c, peer)
 }
 
 // checkActive fails unless the peering has worked and is not being removed. Before, nothing may apply a change, and the peer
@@ -152,11 +153,12 @@ func checkExposable(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, h
 // changeHosts changes the exposed hosts in the peer's ledger entry and in the Peering, and waits until gateway and
 // nodes have applied it.
 func changeHosts(ctx context.Context, c, peer *kube.Cluster, r kube.Reporter, change func(*v1alpha1.PeerAllocation) error) error {
+	c, peer = c.Recording(), peer.Recording()
 	if err := engine.CheckInstallation(ctx, c); err != nil {
 		return err
 	}
 	err := engine.WithLocks(ctx, "expose-host", r.Step, []lock.Cluster{engine.LockFor(c, peer.ID)}, func(ctx context.Context) error {
-		if err := checkPeer(ctx, c, peer); err != nil { // a peering may have been created since
+		if err := identity.Check(ctx, c, peer); err != nil { // a peering may have been created since
 			return err
 		}
 		entry, err := engine.UpdateEntry(ctx, c, peer.ID, func(a *v1alpha1.PeerAllocation) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -208,126 +209,76 @@ func deleteStaleKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) e
 	}))
 }
 
-// A cluster is identified by its ID, but an API server can return the ID of any cluster. So to continue a peering
-// that has worked, a cluster must prove its identity: it has the private key whose public key is in this side's
-// ledger. Public keys prove nothing, as many users may read them in custom resources, and peers know some. Gateways
-// do not have the identity key, and it outlives the Peering, unlike the gateways' keys.
-
-// evidence is what a cluster has of a peering.
-type evidence struct {
-	// entry in the ledger, and Peering; nil if there is none.
-	entry   *v1alpha1.PeerAllocation
-	peering *v1alpha1.Peering
-	// identity is the public key of the cluster's identity, empty if it has none.
-	identity string
-	// readErr is why identity is missing, if the user may not read Secrets.
-	readErr error
-}
-
-// readEvidence reads what a cluster has of the peering with a peer.
-func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e evidence, err error) {
-	if e.entry, err = c.ReadLedgerEntry(ctx, peerID); err != nil {
-		return e, err
-	}
-	var peerings v1alpha1.PeeringList
-	if err := c.List(ctx, &peerings); err != nil {
-		return e, err
-	}
-	e.peering, _ = lo.Find(kube.Pointers(peerings.Items), func(p *v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
-	secret, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.IdentitySecretName)
-	if apierrors.IsForbidden(err) {
-		e.readErr, err = err, nil
-	}
-	if secret != nil && engine.CheckKey(secret, v1alpha1.PrivateKeyFile) == nil {
-		e.identity = engine.PublicKey(secret)
-	}
-	return e, err
-}
-
-// isRecognized reports whether the evidence proves that the peer is the cluster that this one was peered with. A
-// peering that has never worked, or is being removed, needs no proof. If the evidence does not match, it rereads the
-// ledger: another command may have removed the peering since.
-func isRecognized(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, own, other evidence) (bool, error) {
-	if own.entry == nil || !own.entry.Active() || other.identity != "" && other.identity == own.entry.IdentityKey {
-		return true, nil
-	}
-	entry, err := c.ReadLedgerEntry(ctx, peer.ID)
-	return err == nil && (entry == nil || !entry.Active()), err
-}
-
-// checkPeer returns an error unless the peer proves to be the cluster that this one was peered with.
-func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
-	own, err := readEvidence(ctx, c, peer.ID)
-	if err != nil {
-		return err
-	}
-	peer, asking, stop := peer.WatchResponses(ctx)
-	defer stop()
-	other, err := readEvidence(asking, peer, c.ID)
-	if err != nil {
-		return kube.ContextError(asking, err)
-	}
-	if isPeer, err := isRecognized(ctx, c, peer, own, other); isPeer || err != nil {
-		return err
-	}
-	return identityError(c, peer, own, other, identityHint+peer.Name)
-}
-
-// identityHint is followed by the name of the cluster that is not recognised.
-const identityHint = "nothing was changed; find out which cluster answers at the address that the kubeconfig has for "
-
-// name is the name under which the peer was peered.
-func (e evidence) name() string { return cmp.Or(lo.FromPtr(e.peering).Spec.Remote.Name, e.entry.Name) }
-
-// identityError returns the error for a peer that is not recognised.
-func identityError(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint string) error {
-	has := "has another key"
-	switch {
-	case other.readErr != nil:
-		has = "its keys may not be read"
-	case other.entry == nil && other.peering == nil:
-		has = "has no peering with it"
-	}
-	claim := fmt.Sprintf("%s claims to be the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has)
-	return &kube.Error{Kind: kube.Identity, Op: claim, Err: other.readErr, Hint: hint}
-}
-
-// verifyIdentities returns an error if a cluster has newer agents, or is not the one that the other was peered with.
-// Where Secrets may not be read, unclear is why the latter is unknown.
+// verifyIdentities returns an error if a cluster has newer agents, is not the one that the other was peered with, or does not have the
+// fingerprint that the user requires. Where keys may not be read, unclear is the error of commands that change something.
 func (p *run) verifyIdentities(ctx context.Context) (unclear, err error) {
-	var has [2]evidence
 	err = p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
-		if err := engine.CheckInstallation(ctx, s.Cluster); err != nil || p.options.Replace {
+		if err := engine.CheckInstallation(ctx, s.Cluster); err != nil {
 			return err
 		}
-		has[s.Index], err = readEvidence(ctx, s.Cluster, peer.ID)
+		p.evidence[s.Index], err = identity.Read(ctx, s.Cluster, peer.ID)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	for i, s := range p.sides {
-		peer, own, other := p.sides[1-i], has[i], has[1-i]
-		p.verifiedEntries[i] = own.entry
-		isPeer, err := isRecognized(ctx, s.Cluster, peer.Cluster, own, other)
-		switch {
+		peer, own, other := p.sides[1-i], p.evidence[i], p.evidence[1-i]
+		isPeer, err := p.options.Replace, error(nil)
+		if !isPeer {
+			isPeer, err = identity.IsRecognized(ctx, s.Cluster, peer.Cluster, own, other)
+		}
+		refused := identity.Error(s.Cluster, peer.Cluster, own, other, identity.FindHint(s.Cluster, peer.Cluster)+
+			"; if it is the right one, and has lost its keys or was unpeered from one side only, give --replace")
+		switch required := p.requireFingerprint(peer, other.Key); {
 		case err != nil:
 			return nil, err
-		case isPeer:
-		case other.readErr != nil:
-			unclear = other.readErr
-		default:
-			return nil, identityError(s.Cluster, peer.Cluster, own, other, identityHint+peer.Name+
-				"; if it is the right one, and has lost its keys or was unpeered from one side only, give --replace")
+		case !isPeer && other.ReadErr == nil:
+			return nil, refused
+		case !isPeer:
+			unclear = identity.Error(s.Cluster, peer.Cluster, own, other, kube.Unchanged(s.Cluster, peer.Cluster)+
+				fmt.Sprintf("use a kubeconfig whose user may read Secret %s/%s in %s", v1alpha1.Namespace, manifests.IdentitySecretName, peer.Name))
+		case required != nil && other.ReadErr == nil:
+			return nil, required
+		case required != nil:
+			unclear = required
 		}
 	}
 	return unclear, nil
 }
 
-// requireIdentities is recognize for commands that change something: unclear is an error.
+// requireFingerprint returns an error unless the public key of a cluster has the fingerprint that the user requires, if any.
+func (p *run) requireFingerprint(s *engine.Side, key string) error {
+	required, has := p.options.Fingerprints[s.ID], manifests.IdentityFingerprint(key)
+	if required == "" || required == has {
+		return nil
+	}
+	why := lo.Ternary(has == "", "no identity key that can be read", "the fingerprint "+has)
+	hint := identity.FindHint(p.sides[1-s.Index].Cluster, s.Cluster)
+	return &kube.Error{Kind: kube.Identity, Op: fmt.Sprintf("%s must have the identity key with the fingerprint %s, but has %s", s.Name, required, why), Hint: hint}
+}
+
+// requireIdentities is verifyIdentities for commands that change something: unclear is an error.
 func (p *run) requireIdentities(ctx context.Context) error {
 	unclear, err := p.verifyIdentities(ctx)
 	return cmp.Or(err, unclear)
+}
+
+// requirePermissions returns a step that checks permissions, and returns a missing proof of identity first: whoever may not read a key
+// lacks a permission, too.
+func (p *run) requirePermissions(check sideStep) step {
+	return func(ctx context.Context) error {
+		missing := p.onBothSides(check)(ctx)
+		if err := p.requireIdentities(ctx); missing == nil || isIdentity(err) {
+			return err
+		}
+		return missing
+	}
+}
+
+func isIdentity(err error) bool {
+	e, is := errors.AsType[*kube.Error](err)
+	return is && e.Kind == kube.Identity
 }
 
 // reverifyIdentities repeats the comparison if a peering was made since the first one, which was without locks. If one
@@ -339,7 +290,7 @@ func (p *run) reverifyIdentities(ctx context.Context) error {
 			return err
 		}
 		now, err := s.ReadLedgerEntry(ctx, peer.ID)
-		before := p.verifiedEntries[s.Index]
+		before := p.evidence[s.Index].Entry
 		isNew[s.Index] = now != nil && now.Active() && (before == nil || !before.Active() || before.IdentityKey != now.IdentityKey)
 		return err
 	})
@@ -347,6 +298,42 @@ func (p *run) reverifyIdentities(ctx context.Context) error {
 		return err
 	}
 	return p.requireIdentities(ctx)
+}
+
+// confirmIdentities requires that the keys which were read during the installation, and will be recorded, are those of the ledgers: an
+// API server may answer differently each time.
+func (p *run) confirmIdentities(context.Context) error {
+	for i, s := range p.sides {
+		peer := p.sides[1-i]
+		pinned := plan.Allocation(peer.Facts.Ledger, s.ID)
+		if pinned != nil && pinned.Active() && !p.options.Replace && pinned.IdentityKey != s.Peering.Identity {
+			own := identity.Evidence{Entry: pinned}
+			return identity.Error(peer.Cluster, s.Cluster, own, own, identity.FindHint(peer.Cluster, s.Cluster))
+		}
+		if err := p.requireFingerprint(s, s.Peering.Identity); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// identityNotes tell which clusters know their peer by another key than before, because of --replace.
+func (p *run) identityNotes(key func(*engine.Side) string) (notes []string) {
+	for i, s := range p.sides {
+		peer, before := p.sides[1-i], lo.FromPtr(p.evidence[i].Entry)
+		now := key(peer)
+		if before.IdentityKey == "" || before.IdentityKey == now {
+			continue
+		}
+		note := fmt.Sprintf("%s knows %s by another identity key: %s instead of %s", s.Name, peer.Name,
+			cmp.Or(manifests.IdentityFingerprint(now), "one that is not known yet"), manifests.IdentityFingerprint(before.IdentityKey))
+		if hosts := lo.Map(before.Hosts, func(h v1alpha1.ExposedHost, _ int) string { return h.Address.String() }); len(hosts) > 0 {
+			note += fmt.Sprintf("; the hosts that it had exposed are not exposed to this one (%s): to expose them again, use kubectl liqonet expose-host",
+				kube.JoinFirst(3, hosts))
+		}
+		notes = append(notes, note)
+	}
+	return notes
 }
 
 // findPeer finds the peer by its Peering's name, its name given by the user, or its ID. If there is none, it

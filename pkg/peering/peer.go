@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 )
@@ -25,6 +26,7 @@ func peerClusters(ctx context.Context, a, b *kube.Cluster, o engine.Options, r k
 	if err := kube.Distinct(a, b); err != nil {
 		return Result{}, err
 	}
+	a, b = a.Recording(), b.Recording()
 	b, ctx, stop := b.WatchResponses(ctx) // the first cluster is the user's own
 	defer stop()
 	p := newRun(a, b, o, r)
@@ -49,9 +51,14 @@ func peerClusters(ctx context.Context, a, b *kube.Cluster, o engine.Options, r k
 		})
 		again := err != nil && !retried && ctx.Err() == nil && (p.avoidConflicts() || errors.Is(err, kube.ErrUninstalling))
 		// Remove what a failed new peering leaves behind, or what is no longer used.
-		err = errors.Join(err, p.forEachSide(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
+		err = errors.Join(err, p.forEachSide(context.WithoutCancel(ctx), func(left context.Context, s, peer *engine.Side) error {
 			left, cancel := s.Isolated(left, kube.RollbackTimeout)
 			defer cancel()
+			if p.isOvertaken && !s.Peering.WasActive {
+				if err := removeReserved(left, s, peer); err != nil {
+					return err
+				}
+			}
 			if s.Peering.Removed {
 				_, err := engine.RemoveUnused(left, s.Cluster, 0, r)
 				return err
@@ -62,9 +69,9 @@ func peerClusters(ctx context.Context, a, b *kube.Cluster, o engine.Options, r k
 		if !again {
 			return p.result, err
 		}
-		recognised := p.verifiedEntries
+		recognized := p.evidence
 		p = newRun(a, b, p.options, r)
-		p.ticket, p.verifiedEntries = t, recognised
+		p.ticket, p.evidence = t, recognized
 	}
 }
 
@@ -74,7 +81,7 @@ func (p *run) discover(ctx context.Context) error {
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
 		return s.CheckPermissions(ctx, engine.InstallPermissions())
 	}
-	return failure.RunSteps(ctx, p.onBothSides(checkPermissions), p.requireIdentities, p.observe)
+	return failure.RunSteps(ctx, p.requirePermissions(checkPermissions), p.observe)
 }
 
 // avoidConflicts makes the next attempt avoid ranges that conflict with those of nodes. It reports whether there are any.
@@ -97,10 +104,16 @@ func (p *run) runLocked(ctx context.Context, steps ...step) error {
 	switch {
 	case err == nil:
 		notes := lo.FlatMap(p.plan.Clusters[:], func(c plan.ClusterPlan, _ int) []string { return c.Notes })
-		p.result.Notes = slices.Concat(p.result.Notes, notes, p.notesOfSkipped())
+		p.result.Notes = slices.Concat(p.result.Notes, notes, p.identityNotes(func(s *engine.Side) string { return s.Peering.Identity }), p.notesOfSkipped())
+		for i, s := range p.sides {
+			p.result.Identities[i] = Identity{s.Name, s.ID, manifests.IdentityFingerprint(s.Peering.Identity)}
+		}
 		p.readKeyExchanges(ctx)
 		return nil
-	case !p.needsRollback, lock.Lost(ctx) != nil: // nothing changed, or committed, or left to another command
+	case !p.needsRollback: // nothing changed, or committed
+		return err
+	case lock.Lost(ctx) != nil: // left to another command
+		p.isOvertaken = true
 		return err
 	}
 	if undoErr := p.rollBack(context.WithoutCancel(ctx)); undoErr != nil {
@@ -143,6 +156,11 @@ func rollBackKilled(ctx context.Context, s, peer *engine.Side) error {
 	if err := engine.RevertInterrupted(ctx, s.Cluster, peer.ID, entry.Name, false); err != nil {
 		return err
 	}
+	if entry.Previous != nil { // without a journal, that command was complete
+		if _, err := engine.UpdateEntry(ctx, s.Cluster, peer.ID, engine.ForgetPrevious); err != nil {
+			return s.Wrap("write to the ledger that an earlier command is complete", err)
+		}
+	}
 	// The garbage collector is deleting the objects of a Peering that was deleted. They cannot be reused.
 	if live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
 		return err
@@ -177,7 +195,7 @@ func (p *run) install(ctx context.Context) error {
 	p.startsEarly = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.Peering.WasActive || s.Facts.Existing != nil })
 	steps := []step{p.onBothSides(func(ctx context.Context, s, peer *engine.Side) error {
 		return s.Install(ctx, peer.Cluster, p.planOf(s))
-	})}
+	}), p.confirmIdentities}
 	if p.startsEarly {
 		steps = append(steps, p.startGateways)
 	}
@@ -266,7 +284,8 @@ func (p *run) push(ctx context.Context) error {
 	return p.apply(ctx)
 }
 
-// allocate writes the ranges that the cluster uses for the peer into the ledger.
+// allocate writes the ranges that the cluster uses for the peer into the ledger, and the identity of a replaced peer: before anything
+// of that peer is pushed.
 func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	isNew := false
 	offer, err := plan.FirstOffer(peer.Facts, peer.Intent, s.ID)
@@ -275,7 +294,9 @@ func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	}
 	own := s.Facts
 	s.Facts.Ledger, err = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) (err error) {
+		replaced := plan.ReplacePeer(cn, peer.ID, peer.Peering.Identity)
 		isNew, err = plan.Allocate(cn, own, offer)
+		isNew = isNew || replaced
 		return err
 	})
 	if err == nil && isNew {
@@ -348,6 +369,26 @@ func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
 		s.Peering.Removed = true
 	}
 	return s.Changes.Journal.Close(ctx, s.Cluster)
+}
+
+// removeReserved removes what a new peering left in a cluster when the command lost a lock, perhaps only the one in the other cluster. It
+// goes by this cluster alone, and leaves everything to a command that holds the lock here.
+func removeReserved(ctx context.Context, s, peer *engine.Side) error {
+	own := engine.LockFor(s.Cluster, peer.ID)
+	own.Timeout = engine.EndTolerance
+	err := engine.WithLocks(ctx, "peer", kube.Quiet{}.Step, []lock.Cluster{own}, func(ctx context.Context) error {
+		entry, err := s.ReadLedgerEntry(ctx, peer.ID)
+		if entry == nil || entry.Active() || err != nil {
+			return err
+		}
+		_, err = engine.RemovePeer(ctx, s.Cluster, peer.ID)
+		s.Peering.Removed = err == nil
+		return err
+	})
+	if e, is := errors.AsType[*kube.Error](err); is && e.Kind == kube.Busy {
+		return nil
+	}
+	return err
 }
 
 // Pair is two clusters to be peered.
@@ -459,9 +500,10 @@ func (p *run) dryRun(ctx context.Context) error {
 	if err := failure.RunSteps(ctx, p.observe, p.onBothSides(compare)); err != nil {
 		return err
 	}
+	c := &p.plan.Clusters[0]
+	c.Notes = append(c.Notes, p.identityNotes(func(s *engine.Side) string { return p.evidence[s.Index].Key })...)
 	if unclear != nil {
-		c := &p.plan.Clusters[0]
-		c.Warnings = append(c.Warnings, fmt.Sprintf("whether both clusters are still those that were peered is not clear: %v", unclear))
+		c.Warnings = append(c.Warnings, fmt.Sprintf("unverified: whether both clusters are those that were peered is not known: %v", unclear))
 	}
 	return nil
 }

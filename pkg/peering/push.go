@@ -285,12 +285,7 @@ func (p *pusher) dropPlanes(ctx context.Context) error {
 // It ignores errors: the next command removes what is left.
 func (p *pusher) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	c := p.planOf(s)
-	_, _ = engine.UpdateEntry(ctx, s.Cluster, peer.ID, func(entry *v1alpha1.PeerAllocation) error {
-		if entry.Active() {
-			entry.Previous = nil
-		}
-		return nil
-	})
+	_, _ = engine.UpdateEntry(ctx, s.Cluster, peer.ID, engine.ForgetPrevious)
 	labels := kube.PeeringLabels(c.Peering.Name)
 	var stale []client.Object
 	if c.Service == nil {

@@ -42,6 +42,7 @@ type rotation struct {
 // gateway: then packets are lost until the gateway runs again. A plane that does not work with its new keys gets the
 // former keys back. Former keys are deleted last.
 func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter) (Result, error) {
+	a, b = a.Recording(), b.Recording()
 	b, ctx, stop := b.WatchResponses(ctx)
 	defer stop()
 	p := newRun(a, b, engine.Options{KeepOverlayKey: !o.PresharedOnly}, r)
@@ -49,7 +50,7 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
 		return s.CheckPermissions(ctx, rotatePermissions(rot.peerings[s.Index]))
 	}
-	if err := failure.RunSteps(ctx, p.onBothSides(rot.check), p.onBothSides(checkPermissions)); err != nil {
+	if err := failure.RunSteps(ctx, p.onBothSides(rot.check), p.requirePermissions(checkPermissions)); err != nil {
 		return Result{}, kube.ContextError(ctx, err)
 	}
 	err := engine.WithLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.runLocked)

@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -33,8 +34,18 @@ type Result struct {
 	Changed []string
 	// Views are the views of both sides, in the order of the arguments.
 	Views [2]status.View
+	// Identities are those of both clusters, in the order of the arguments.
+	Identities [2]Identity
 	// Notes tell what was inferred instead of read, and what was skipped.
 	Notes []string
+}
+
+// Identity is the key by which peers recognize a cluster.
+type Identity struct {
+	Cluster   string `json:"cluster"`
+	ClusterID string `json:"clusterID"`
+	// Fingerprint is that of the public half, which is in the peers' ledgers.
+	Fingerprint string `json:"fingerprint"`
 }
 
 // pairing is two clusters, the latest plan for them, and what came of it.
@@ -65,8 +76,10 @@ type run struct {
 	reporter kube.Reporter
 	// needsRollback is true if there may be changes to roll back on failure.
 	needsRollback bool
-	// verifiedEntries are the ledger entries with which each cluster recognized the other, by side.
-	verifiedEntries [2]*v1alpha1.PeerAllocation
+	// isOvertaken is true if the command lost a lock when it might have changes to roll back.
+	isOvertaken bool
+	// evidence is what each cluster had of the peering when the clusters recognized each other, by side.
+	evidence [2]identity.Evidence
 	// startsEarly is true if the gateways of a new peering start before all node agents have reported.
 	startsEarly bool
 	ticket      ticket

@@ -16,6 +16,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -35,6 +36,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 	if err := kube.Distinct(a, b); err != nil {
 		return inA, inB, err
 	}
+	a, b = a.Recording(), b.Recording()
 	var refused error
 	var theirs chan error // the outcome of b's side while it is being removed
 	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) (err error) {
@@ -42,7 +44,7 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 			inA, err = unpeerLocal(ctx, a, b, r)
 			return err
 		}
-		var other evidence
+		var other identity.Evidence
 		if other, refused, err = prepareRemoval(ctx, a, b); err != nil {
 			return err
 		}
@@ -116,24 +118,24 @@ func partialRemoval(c *kube.Cluster, peer *kube.Cluster, why error) error {
 
 // prepareRemoval verifies the identity of the peer before anything is removed. It returns what the peer has of the
 // peering, why nothing can be removed there (refused), and why nothing can be removed here (err).
-func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (other evidence, refused, err error) {
+func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (other identity.Evidence, refused, err error) {
 	if err := c.CheckPermissions(ctx, engine.RemovePermissions()); err != nil {
 		return other, nil, err
 	}
 	asking, cancel := context.WithTimeoutCause(ctx, peerTimeout, failure.TimeoutError(fmt.Sprintf("no answer within %s", peerTimeout)))
 	defer cancel()
 	if refused = peer.CheckPermissions(asking, engine.RemovePermissions()); refused == nil {
-		other, refused = readEvidence(asking, peer, c.ID)
+		other, refused = identity.Read(asking, peer, c.ID)
 	}
-	other.readErr = cmp.Or(other.readErr, refused)
+	other.ReadErr = cmp.Or(other.ReadErr, refused)
 	own, err := verifyPeer(ctx, c, peer, other)
 	if err != nil {
 		return other, nil, err
 	}
 	if refused == nil {
 		var isPeer bool
-		if isPeer, refused = isRecognized(asking, peer, c, other, own); refused == nil && !isPeer && !other.matchesName(c, own) {
-			refused = identityError(peer, c, other, own, "")
+		if isPeer, refused = identity.IsRecognized(asking, peer, c, other, own); refused == nil && !isPeer && !matchesName(other, c, own) {
+			refused = identity.Error(peer, c, other, own, "")
 		}
 	}
 	return other, kube.ContextError(asking, refused), nil
@@ -141,27 +143,27 @@ func prepareRemoval(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (o
 
 // verifyPeer returns what this cluster has of the peering, and an error unless the peer proves its identity, or has
 // the given name and cannot prove anything.
-func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other evidence) (own evidence, err error) {
-	if own, err = readEvidence(ctx, c, peer.ID); err != nil {
+func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other identity.Evidence) (own identity.Evidence, err error) {
+	if own, err = identity.Read(ctx, c, peer.ID); err != nil {
 		return own, err
 	}
-	if isPeer, err := isRecognized(ctx, c, peer, own, other); isPeer || err != nil {
+	if isPeer, err := identity.IsRecognized(ctx, c, peer, own, other); isPeer || err != nil {
 		return own, err
 	}
-	if own.matchesName(peer, other) {
+	if matchesName(own, peer, other) {
 		// An error if several have that name.
 		if id, _, err := findPeer(ctx, c, peer.Name); id == peer.ID || err != nil {
 			return own, err
 		}
 	}
-	return own, identityError(c, peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
+	return own, identity.Error(c, peer, own, other, kube.Unchanged(c, peer)+fmt.Sprintf("to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.Name(), c.Name, own.Name()))
 }
 
 // matchesName reports whether to identify the peer by its given name: it has nothing of the peering, has lost its identity,
 // or does not respond.
-func (e evidence) matchesName(peer *kube.Cluster, other evidence) bool {
-	isSilent := other.readErr != nil || other.identity == "" || other.entry == nil && other.peering == nil
-	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
+func matchesName(e identity.Evidence, peer *kube.Cluster, other identity.Evidence) bool {
+	isSilent := other.ReadErr != nil || other.Key == "" || other.Entry == nil && other.Peering == nil
+	return isSilent && slices.Contains([]string{e.Name(), e.Entry.Name}, peer.Name)
 }
 
 // remove is one cluster's part. Other commands on the peering abort. It first runs the checks under the lock. The function
@@ -191,6 +193,8 @@ type Removal struct {
 	// Agents is true if no peering remains, so that the agents would be removed, too.
 	Agents  bool              `json:"agents"`
 	Objects []plan.ObjectPlan `json:"objects"`
+	// Notes tell whether the other cluster could prove its identity.
+	Notes []string `json:"notes,omitempty"`
 	// Refused is why nothing would be deleted: the cluster does not respond, or refuses.
 	Refused string `json:"refused,omitempty"`
 }
@@ -200,6 +204,7 @@ func PlanRemovals(ctx context.Context, pairs []Pair) ([]Removal, error) {
 	peers := map[*kube.Cluster][]string{}
 	var clusters []*kube.Cluster
 	var without []Removal
+	unverified := map[*kube.Cluster][]string{}
 	add := func(c *kube.Cluster, peerID string) {
 		if peerID != "" {
 			clusters, peers[c] = append(clusters, c), append(peers[c], peerID)
@@ -210,11 +215,18 @@ func PlanRemovals(ctx context.Context, pairs []Pair) ([]Removal, error) {
 		id, refused, err := b.ID, b.SkipReason, error(nil)
 		if refused != nil {
 			id, _, err = findPeer(ctx, a, b.Name)
-		} else {
-			_, refused, err = prepareRemoval(ctx, a, b)
+		}
+		why := refused
+		if refused == nil {
+			var other identity.Evidence
+			other, refused, err = prepareRemoval(ctx, a, b)
+			why = other.ReadErr
 		}
 		if err != nil {
 			return nil, err
+		}
+		if why != nil {
+			unverified[a] = append(unverified[a], identity.Unverified(a, b, why))
 		}
 		if add(a, id); refused == nil {
 			add(b, a.ID)
@@ -222,7 +234,13 @@ func PlanRemovals(ctx context.Context, pairs []Pair) ([]Removal, error) {
 			without = append(without, Removal{Cluster: b.Name, ClusterID: b.ID, Objects: []plan.ObjectPlan{}, Refused: refused.Error()})
 		}
 	}
-	removals, err := lo.MapErr(lo.Uniq(clusters), func(c *kube.Cluster, _ int) (Removal, error) { return planRemoval(ctx, c, peers[c]) })
+	removals, err := lo.MapErr(lo.Uniq(clusters), func(c *kube.Cluster, _ int) (Removal, error) {
+		r, err := planRemoval(ctx, c, peers[c])
+		if len(r.Objects) > 0 {
+			r.Notes = unverified[c]
+		}
+		return r, err
+	})
 	return append(removals, without...), err
 }
 

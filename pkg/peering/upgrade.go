@@ -18,6 +18,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -54,7 +55,9 @@ type upgrades struct {
 	all []*upgrade
 	// temporary are pairs of indexes of peered clusters, as in the plan.
 	temporary [][2]int
-	reporter  kube.Reporter
+	// unverified tell which clusters could not prove their identity to a peer among them, as something may not be read.
+	unverified []string
+	reporter   kube.Reporter
 }
 
 // upgrade is one cluster during the command.
@@ -81,11 +84,15 @@ const upgradeRollbackTimeout = 5 * time.Minute
 func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter) ([]Upgraded, error) {
 	// A rejected plan leaves no trace, not even a lock.
 	u, err := planUpgrades(ctx, clusters, o, r, false)
-	clusters = slices.Clone(clusters)
+	clusters = lo.Map(clusters, func(c *kube.Cluster, _ int) *kube.Cluster { return c.Recording() })
 	for i := 0; len(clusters) > 1 && i < len(clusters); i++ { // all of them are locked
 		var stop context.CancelFunc
 		clusters[i], ctx, stop = clusters[i].WatchResponses(ctx)
 		defer stop()
+	}
+	if err == nil && len(u.unverified) > 0 {
+		hint := kube.Unchanged(clusters...) + "use kubeconfigs whose users may read Secret " + v1alpha1.Namespace + "/" + manifests.IdentitySecretName
+		err = &kube.Error{Kind: kube.Identity, Op: "upgrade", Err: errors.New(u.unverified[0]), Hint: hint}
 	}
 	var all []lock.Cluster
 	for _, c := range clusters {
@@ -148,6 +155,9 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 		if err != nil {
 			return err
 		}
+		if out.unverified, err = compareIdentities(ctx, clusters, facts); err != nil {
+			return err
+		}
 		made, err := plan.MakeUpgrades(facts)
 		if err != nil {
 			return err
@@ -156,10 +166,28 @@ func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOption
 		for i, p := range made.Clusters {
 			s := engine.NewSide(clusters[i], i)
 			s.Facts, s.Intent, s.Changes.Journal.Created, s.Health.LossTimeout = facts[i].Facts, facts[i].Intent, true, o.lossTimeout
+			p.Notes = append(p.Notes, out.unverified...)
 			out.all = append(out.all, &upgrade{side: s, plan: p, options: o, reporter: r})
 		}
 		return failure.ForEach(ctx, out.all, func(ctx context.Context, u *upgrade) error { return u.compare(ctx, toChange) })
 	})
+}
+
+// compareIdentities compares the identities of those clusters that are peered with each other.
+func compareIdentities(ctx context.Context, clusters []*kube.Cluster, facts []*plan.UpgradeFacts) (unverified []string, err error) {
+	for i, a := range clusters {
+		for _, b := range clusters[i+1:] {
+			if !slices.ContainsFunc(facts[i].Facts.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == b.ID }) {
+				continue
+			}
+			unknown, err := identity.Compare(ctx, a, b)
+			if err != nil {
+				return nil, err
+			}
+			unverified = append(unverified, unknown...)
+		}
+	}
+	return unverified, nil
 }
 
 // upgradeFacts reads the current state of the cluster's agents.

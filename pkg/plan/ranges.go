@@ -319,6 +319,21 @@ func HostMappings(a *v1alpha1.PeerAllocation, external netip.Prefix) ([]v1alpha1
 	})
 }
 
+// ReplacePeer writes the identity of another cluster into a peer's active entry, and takes away the hosts that were exposed to the one before.
+// The entry keeps both for a rollback. It reports whether that changes it.
+func ReplacePeer(cn *v1alpha1.ClusterNetwork, peerID, identityKey string) bool {
+	entry := Allocation(cn, peerID)
+	if entry == nil || !entry.Active() || entry.IdentityKey == identityKey {
+		return false
+	}
+	if entry.Previous == nil {
+		entry.Previous = &v1alpha1.PeerRanges{Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR}
+	}
+	entry.Previous.IdentityKey, entry.Previous.Hosts = entry.IdentityKey, entry.Hosts
+	entry.IdentityKey, entry.Hosts = identityKey, nil
+	return true
+}
+
 // setRanges writes the ranges into the ledger entry, and reports whether that changes it.
 func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 	if slices.Equal(r.Mappings(), Mappings(entry.Pods)) && r.External == entry.ExternalCIDR.Prefix {

@@ -95,14 +95,14 @@ type PeerAllocation struct {
 	// Phase is Reserved before the peering works and while it is removed, and Active in between. A peer command that fails
 	// removes a reserved entry.
 	Phase PeerPhase `json:"phase"`
-	// IdentityKey is the public half of the peer's identity, base64, since the peering has worked. The private half is in
-	// the peer's Secret liqonet-identity: a cluster without it is not accepted as the peer.
+	// IdentityKey is the public half of the peer's identity (Ed25519), base64, since the peering has worked. The private half is
+	// in the peer's Secret liqonet-identity: a cluster without it is not accepted as the peer.
 	// +kubebuilder:validation:MinLength=44
 	// +kubebuilder:validation:MaxLength=44
 	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{42}[AEIMQUYcgkosw048]=$`
 	// +optional
 	IdentityKey string `json:"identityKey,omitempty"`
-	// Previous are the ranges that an active peering had before a command that has not completed yet. They stay reserved, so
+	// Previous is what an active peering had before a command that has not completed yet. Ranges stay reserved, so
 	// that a rollback can restore them.
 	// +optional
 	Previous *PeerRanges `json:"previous,omitempty"`
@@ -125,8 +125,20 @@ func (a *PeerAllocation) Active() bool { return a.Phase == PeerActive }
 // IsBeingRemoved reports whether the peering has worked, and is being removed.
 func (a *PeerAllocation) IsBeingRemoved() bool { return !a.Active() && a.IdentityKey != "" }
 
-// PeerRanges are the ranges by which a cluster knows a peer.
+// PeerRanges are the ranges by which a cluster knows a peer, and what it knew of one that is being replaced.
 type PeerRanges struct {
+	// IdentityKey is the public half of the identity of a peer that is being replaced, base64.
+	// +kubebuilder:validation:MinLength=44
+	// +kubebuilder:validation:MaxLength=44
+	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{42}[AEIMQUYcgkosw048]=$`
+	// +optional
+	IdentityKey string `json:"identityKey,omitempty"`
+	// Hosts are the addresses outside this cluster that a peer which is being replaced could reach.
+	// +listType=map
+	// +listMapKey=address
+	// +kubebuilder:validation:MaxItems=256
+	// +optional
+	Hosts []ExposedHost `json:"hosts,omitempty"`
 	// Pods has the peer's pod ranges: the real ones, and those by which this cluster reaches them.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
