@@ -266,6 +266,8 @@ type doctorDocument struct {
 	Fixed []string `json:"fixed,omitempty"`
 	// Locks describe the commands that are changing the clusters.
 	Locks []string `json:"locks,omitempty"`
+	// Identities tell which clusters are not the peer of another one, or could not prove it, as something may not be read.
+	Identities []string `json:"identities,omitempty"`
 }
 
 func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bool, out *output.Format) error {
@@ -297,13 +299,16 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string {
 		return locksOf(c.Name, lo.FilterMap(c.Locks, func(l doctor.Lock, _ int) (lock.Holder, bool) { return lock.Holder(l), !l.IsExpired }))
 	})
+	unverified, wrong := compareAll(ctx, clusters, func(a, b *kube.Cluster) bool { return a.SkipReason == nil && b.SkipReason == nil })
+	doc.Identities = append(lo.Map(wrong, func(err error, _ int) string { return err.Error() }), unverified...)
 	if err := printDiagnosis(out, g.streams.Out, doc); err != nil {
 		return err
 	}
+	g.err().PrintEach("Warning: %s\n", doc.Identities)
 	if doc.Result == check.Failed {
 		return exitError(ExitProblems)
 	}
-	return nil
+	return cmp.Or(wrong...)
 }
 
 // clustersToExamine returns the named clusters. By default, it returns the cluster of the current context, and those of its peers for which

@@ -273,6 +273,26 @@ func compareIdentities(ctx context.Context, warn output.Text, a, b *kube.Cluster
 	return err
 }
 
+// compareAll compares the identities of all pairs of clusters that may be peers. It returns sentences about those that are not known, and
+// errors about clusters that are not the peer.
+func compareAll(ctx context.Context, clusters []*kube.Cluster, mayBePeers func(a, b *kube.Cluster) bool) (unverified []string, wrong []error) {
+	for i, a := range clusters {
+		for _, b := range clusters[i+1:] {
+			if !mayBePeers(a, b) {
+				continue
+			}
+			unknown, err := identity.Compare(ctx, a, b)
+			if e, is := errors.AsType[*kube.Error](err); is && e.Kind == kube.Identity {
+				wrong = append(wrong, err)
+			} else if err != nil {
+				unknown = append(unknown, identity.Unverified(a, b, err))
+			}
+			unverified = append(unverified, unknown...)
+		}
+	}
+	return unverified, wrong
+}
+
 // interrupted returns an error if the user has interrupted the command. It replaces the errors of the requests that this has canceled.
 func interrupted(ctx context.Context, doing string) error {
 	if !errors.Is(context.Cause(ctx), errInterrupted) {

@@ -74,8 +74,10 @@ func TestUnverified(t *testing.T) {
 		o.is("nothing about identities", strings.Contains(o.stdout+o.stderr, "unverified"))
 	}
 	at(a.URL, proxy(t, b.Server, notAllowed))
-	for _, args := range []string{"map a b 10.244.0.7", "expose-host a b --list", "status a b", "status a b -o json"} {
-		command(t, strings.Fields(args)...).ends(ExitOK).warns("unverified: whether b is the cluster that a was peered with is not known")
+	for _, args := range []string{"map a b 10.244.0.7", "expose-host a b --list", "status a b", "status a b -o json", "doctor a b --objects-only"} {
+		o := command(t, strings.Fields(args)...)
+		o.is("an exit code that does not mean an identity", o.code == ExitIdentity)
+		o.warns("unverified: whether b is the cluster that a was peered with is not known")
 	}
 	command(t, "status", "a", "b", "-o", "json").prints(`"unverified": [`)
 	for _, args := range []string{"peer a b --dry-run", "unpeer a b --dry-run", "upgrade a b --dry-run"} {
@@ -103,6 +105,8 @@ func TestEachCommandChecksTheIdentity(t *testing.T) {
 		command(t, strings.Fields(args)...).ends(ExitIdentity).warns("b claims to be the cluster that a knows as b, but has another key")
 	}
 	command(t, "status", "a", "b", "-o", "json").ends(ExitIdentity).prints("but has another key")
+	o := command(t, "doctor", "a", "b", "--objects-only", "-o", "json").prints("but has another key")
+	o.is("a failure", o.code != ExitIdentity && o.code != ExitProblems)
 	at(a.URL, b.URL)
 	command(t, "status", "a", "b").ends(ExitOK)
 }

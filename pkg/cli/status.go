@@ -21,7 +21,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
@@ -148,9 +147,9 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusResult,
 	}
 	found := lo.Filter(s.doc.Peerings, func(v status.View, _ int) bool { return slices.Contains(contexts, v.Peer) })
 	s.otherErrors = s.add(failure.Map(found, func(v status.View) (*side, error) { return g.peerSide(ctx, v, clusters[0]) }))
-	s.compareIdentities(ctx)
-	s.doc.Errors = lo.Map(slices.Concat(s.readErrors, s.otherErrors, s.identityErrors), func(err error, _ int) string { return string(explain(err, "  ")) })
 	status.MarkOrphans(s.doc.Peerings, lo.Map(s.sides, func(side *side, _ int) string { return side.ID }))
+	s.doc.Unverified, s.identityErrors = compareAll(ctx, lo.Map(s.sides, func(side *side, _ int) *kube.Cluster { return side.Cluster }), s.arePeers)
+	s.doc.Errors = lo.Map(slices.Concat(s.readErrors, s.otherErrors, s.identityErrors), func(err error, _ int) string { return string(explain(err, "  ")) })
 	return s, nil
 }
 
@@ -167,24 +166,11 @@ func (s *statusResult) add(sides []*side, errs []error) (unread []error) {
 	return unread
 }
 
-// compareIdentities compares the identities of those clusters that were read and are peered with each other.
-func (s *statusResult) compareIdentities(ctx context.Context) {
-	for i, a := range s.sides {
-		for _, b := range s.sides[i+1:] {
-			if !slices.ContainsFunc(slices.Concat(a.views, b.views), func(v status.View) bool {
-				return v.ClusterID == a.ID && v.PeerID == b.ID || v.ClusterID == b.ID && v.PeerID == a.ID
-			}) {
-				continue
-			}
-			unverified, err := identity.Compare(ctx, a.Cluster, b.Cluster)
-			if e, is := errors.AsType[*kube.Error](err); is && e.Kind == kube.Identity {
-				s.identityErrors = append(s.identityErrors, err)
-			} else if err != nil {
-				unverified = append(unverified, identity.Unverified(a.Cluster, b.Cluster, err))
-			}
-			s.doc.Unverified = append(s.doc.Unverified, unverified...)
-		}
-	}
+// arePeers reports whether one of two clusters has a peering with the other, of which that has not lost its side.
+func (s *statusResult) arePeers(a, b *kube.Cluster) bool {
+	return slices.ContainsFunc(s.doc.Peerings, func(v status.View) bool {
+		return v.State != status.Orphaned && (v.ClusterID == a.ID && v.PeerID == b.ID || v.ClusterID == b.ID && v.PeerID == a.ID)
+	})
 }
 
 // errUnhealthy is returned by status after it has printed the peerings that are not connected.
