@@ -390,10 +390,10 @@ func fingerprints(all override, each []override, clusters []*kube.Cluster) (map[
 		}
 		each[1].fingerprint = all.fingerprint
 	}
-	required := map[string]string{}
+	var required map[string]string
 	for k, c := range clusters {
-		if each[k].fingerprint != "" {
-			required[c.ID] = each[k].fingerprint
+		if f := each[k].fingerprint; f != "" {
+			required = lo.Assign(required, map[string]string{c.ID: f})
 		}
 	}
 	return required, nil
