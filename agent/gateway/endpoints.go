@@ -235,10 +235,10 @@ type dialer struct {
 	// downSince is zero while the session works. redialed is when the last handshake started.
 	downSince, redialed time.Time
 	// lastReceived is when a packet last came from the peer, and unanswered how many handshakes were started since.
-	// cookies is how many replies with a cookie had come before the last one.
 	lastReceived time.Time
 	unanswered   int
-	cookies      uint64
+	// cookies is how many replies with a cookie had come before the last handshake.
+	cookies uint64
 }
 
 // portTries is how many handshakes get no answer before the client calls from another port each time. One address may

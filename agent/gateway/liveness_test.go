@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"log/slog"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -61,4 +62,27 @@ func TestUsers(t *testing.T) {
 		time.Sleep(senderTimeout)
 		expect("the other one is gone, too", false)
 	})
+}
+
+// Requests of anyone whom a gateway does not know leave nothing, whatever their number, and cost no more than others.
+func TestManyStrangers(t *testing.T) {
+	s := newLivenessServer(slog.New(slog.DiscardHandler))
+	var nodes []netip.Addr
+	for i := range 5000 {
+		nodes = append(nodes, netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}))
+	}
+	s.nodes.setKnown(nodes...)
+	cost := func(by func(i int) netip.Addr) time.Duration {
+		start := time.Now()
+		for i := range 200000 {
+			s.handleRequest(by(i), liveness.Request{InUse: true})
+		}
+		return time.Since(start)
+	}
+	stranger := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 61, byte(i >> 8), byte(i)}) }
+	before := cost(stranger)
+	kit.ErrorIf(t, s.inUse(), "requests of strangers count as use")
+	known := cost(func(i int) netip.Addr { return nodes[i%len(nodes)] })
+	kit.ErrorIf(t, min(before, cost(stranger)) > 3*known, "requests of strangers take %s, those of nodes %s", before, known)
+	kit.Check(t, "known addresses", len(s.nodes.known)+len(s.peerGateway.known), len(nodes))
 }

@@ -1,6 +1,8 @@
 package liveness
 
 import (
+	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -32,4 +34,42 @@ func TestFailureInALargeCluster(t *testing.T) {
 		t.Logf("%d nodes: detected %s after the first request that was not answered", nodes, detected)
 		kit.ErrorIf(t, detected < minLostTime || detected > 250*time.Millisecond, "%d nodes: detected after %s", nodes, detected)
 	}
+}
+
+// recorder is a socket that records where packets are sent.
+type recorder struct {
+	net.PacketConn
+	to []netip.AddrPort
+}
+
+func (r *recorder) WriteTo(b []byte, to net.Addr) (int, error) {
+	r.to = append(r.to, to.(*net.UDPAddr).AddrPort())
+	return len(b), nil
+}
+
+// All nodes of a large cluster are told of a change, at the socket of their last small request. Each has two sockets,
+// and others before its agent was restarted.
+func TestAllNodesAreTold(t *testing.T) {
+	const nodes = 6143
+	conn := &recorder{}
+	r := &Responder{
+		conn: conn, requesters: map[netip.Addr]requester{}, State: func(netip.Addr) Answer { return Answer{} },
+		OnRequest: func(netip.Addr, Request) bool { return true },
+	}
+	want := map[netip.AddrPort]bool{}
+	for i := range nodes {
+		addr := netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)})
+		for port := range uint16(2) {
+			r.handle(frame{kind: kindRequest}, netip.AddrPortFrom(addr, 1+port), make([]byte, headerLength))
+			r.handle(frame{kind: kindRequest}, netip.AddrPortFrom(addr, 3+port), make([]byte, 1400))
+		}
+		want[netip.AddrPortFrom(addr, 2)] = true
+	}
+	conn.to = nil
+	r.Push()
+	for _, to := range conn.to {
+		kit.ErrorIf(t, !want[to], "%s is told, or is told twice", to)
+		delete(want, to)
+	}
+	kit.ErrorIf(t, len(want) > 0, "%d of %d nodes are not told", len(want), nodes)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/load"
@@ -236,4 +237,29 @@ func TestForeignInterface(t *testing.T) {
 		}
 		return tunnel.Remove("wg9")
 	})
+}
+
+// A client calls from another port, and packets pass as before: the server follows it, without another handshake.
+func TestAnotherPort(t *testing.T) {
+	for _, backend := range backends() {
+		t.Run(string(backend), func(t *testing.T) {
+			server, client := pair(t, backend)
+			first := client.handshake(t, time.Time{})
+			for _, port := range []uint16{tunnel.ListenPort + 1, wire.EndOfRange(tunnel.ListenPort), tunnel.ListenPort} {
+				client.tunnel.ListenPort = port
+				kit.ErrorIf(t, !client.proc.Configure(t, *client.tunnel), "nothing has changed")
+				kit.ErrorIf(t, client.proc.Configure(t, *client.tunnel), "the same port changes something")
+				kit.Within(t, 20*time.Second, "the server sends to that port", func() string {
+					if to := server.proc.Stats(t).Endpoint; to != netip.AddrPortFrom(client.underlay, port) {
+						return "it sends to " + to.String()
+					}
+					return ""
+				})
+				kit.NoError(t, dataplane.Ping(server.ns, inner(1), 56, 5*time.Second))
+			}
+			kit.Check(t, "last handshake", client.proc.Stats(t).LastHandshake, first)
+			client.proc.Reset(t)
+			client.handshake(t, first)
+		})
+	}
 }

@@ -57,8 +57,8 @@ func newUserspaceOn(t tun.Device, logger *device.Logger) (u *userspace, windows 
 	return u, []*window{out, in}
 }
 
-// isIdle reports whether no received packets wait, so at most the last batch is being processed. wireguard-go has no
-// method for that, and drops forged and replayed packets without a sign.
+// isIdle reports whether no received packets wait, so at most the last batch is being processed. The library does not
+// export that, and does not report forged and replayed packets that it drops.
 func (u *userspace) isIdle() bool {
 	queue := u.received.Load()
 	return queue != nil && queue.Len() == 0

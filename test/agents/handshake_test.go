@@ -22,14 +22,10 @@ import (
 // A client's gateway starts another handshake in time, however the network or the server makes that difficult.
 func TestHandshakes(t *testing.T) {
 	kit.NotShort(t)
-	for _, backend := range []tunnel.Backend{tunnel.Userspace, tunnel.Kernel} {
-		t.Run(string(backend), func(t *testing.T) {
-			clusters := newClusters(t, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: backend})
-			settled(t, clusters)
-			t.Run("the network drops one flow", func(t *testing.T) { tryDeadFlow(t, clusters) })
-			t.Run("the server is under load", func(t *testing.T) { tryUnderLoad(t, clusters) })
-		})
-	}
+	clusters := newClusters(t, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace})
+	settled(t, clusters)
+	t.Run("the network drops one flow", func(t *testing.T) { tryDeadFlow(t, clusters) })
+	t.Run("the server is under load", func(t *testing.T) { tryUnderLoad(t, clusters) })
 }
 
 // tryDeadFlow drops the packets of a client's flow, as a load balancer does that keeps sending them to a node that is

@@ -71,6 +71,11 @@ func (n *scene) fromPeers() []attack {
 		{remoteGateway, "to a host of the LAN that is not exposed", all(fromPeer, n.inboundTable(), fromPeers), n.arrival(n.LAN.NS, netip.Addr{}, n.byTunnel(source, hidden))},
 		{remoteGateway, "to the third cluster's pod, through this one", all(fromPeer, n.inboundTable(), n.transit()), n.arrival(n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byTunnel(source, n.C.Nodes[0].Pod.Mapped))},
 		{remoteGateway, "to a UDP port of the gateway", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), n.arrival(gateway.Gateway.NS, source, n.byTunnel(source, gateway.Overlay.Mapped))},
+		{peersPod, "asks the gateway whether the tunnel works, from the port of answers", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(t *testing.T) bool {
+			from := n.B.Nodes[1].Pod
+			question := dataplane.Packet(netip.AddrPortFrom(from.Addr, liveness.Port), netip.AddrPortFrom(gateway.Overlay.Mapped, liveness.Port), []byte("forged"))
+			return n.reaches(t, gateway.Gateway.NS, source, func() error { return dataplane.SendRaw(from.NS, question) })
+		}},
 		{peersPod, "reads the gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), reaches(n.B.Nodes[1].Pod.NS, gateway.Overlay.Mapped, v1alpha1.MetricsPort)},
 		{remoteGateway, "breaks a connection between two pods by an ICMP error", all(n.gatewayRule(gateway, "errors-in", aboutOthers), n.nodeRule("errors-in", aboutOthers)), func(t *testing.T) bool {
 			return n.broken(t, func(cause []byte) error {
@@ -214,6 +219,16 @@ func (n *scene) fromNeighbors() []attack {
 		{plainPod, "to a UDP port of the gateway, from that of name servers", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(t *testing.T) bool {
 			return n.arrives(t, gateway.Gateway.NS, near.Pod.Addr, func(port uint16) error {
 				return dataplane.SendRaw(near.Pod.NS, dataplane.Packet(netip.AddrPortFrom(near.Pod.Addr, 53), netip.AddrPortFrom(gateway.Gateway.Addr, port), []byte("answer")))
+			})
+		}},
+		{plainPod, "asks the gateway whether the tunnel works, through the overlay", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(t *testing.T) bool {
+			return n.reaches(t, gateway.Gateway.NS, near.Pod.Addr, func() error {
+				return plainly(near.Pod.NS, near.Pod.Addr, gateway.Overlay.Addr)(liveness.Port)
+			})
+		}},
+		{rawPod, "asks the gateway whether the tunnel works, in the name of another node", all(n.nodeRule("to-peers", "only pods reach peers"), n.nodeRule("to-peers", "only this node's pods")), func(t *testing.T) bool {
+			return n.reaches(t, gateway.Gateway.NS, netip.Addr{}, func() error {
+				return plainly(near.Pod.NS, far.Overlay.Addr, gateway.Overlay.Addr)(liveness.Port)
 			})
 		}},
 		{plainPod, "to a UDP port of the gateway by IPv6", n.closedInput(gateway, nftables.TableFamilyIPv6, ", IPv6"), n.byIPv6},
