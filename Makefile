@@ -211,7 +211,8 @@ test-long-pairs:
 
 .PHONY: test-long-sizes
 test-long-sizes: packages
-	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent,pkg,test/agents -- -count=1 -timeout 55m -run "TestGatewayOfManyNodes|TestNodeOfLargePeerings|TestFailover" ./test/agents
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent,pkg,test/agents -- -count=1 -timeout 55m -p 1 -run "TestGatewayOfManyNodes|TestNodeOfLargePeerings|TestFailover|TestCrowdDetectsADeadGateway|TestGarbageDelaysNothing" \
+		./test/agents ./pkg/liveness ./pkg/tunnel
 
 .PHONY: test-long-race
 test-long-race: packages

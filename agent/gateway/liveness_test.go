@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"testing"
@@ -8,6 +10,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -85,4 +88,36 @@ func TestManyStrangers(t *testing.T) {
 	known := cost(func(i int) netip.Addr { return nodes[i%len(nodes)] })
 	kit.ErrorIf(t, min(before, cost(stranger)) > 3*known, "requests of strangers take %s, those of nodes %s", before, known)
 	kit.Check(t, "known addresses", len(s.nodes.known)+len(s.peerGateway.known), len(nodes))
+}
+
+// The interval of a node's requests depends on how many nodes send through the gateway, so two planes detect a failure
+// faster than one. Nodes that send nothing ask as rarely as if all did.
+func TestIntervalOfRequests(t *testing.T) {
+	s := newLivenessServer(slog.New(slog.DiscardHandler))
+	var nodes []netip.Addr
+	for i := range 5000 {
+		nodes = append(nodes, netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}))
+	}
+	s.serve(desired{nat: nat.Gateway{Nodes: nodes}})
+	s.nodes.setKnown(nodes...)
+	ctx, cancel := context.WithCancel(t.Context())
+	tracked := make(chan struct{})
+	go func() { s.trackUsage(ctx); close(tracked) }()
+	defer func() { cancel(); <-tracked }()
+	sent := 0
+	for _, tt := range []struct {
+		senders int
+		want    time.Duration
+	}{{1, 500 * time.Millisecond}, {2500, 500 * time.Millisecond}, {4000, 800 * time.Millisecond}, {5000, time.Second}} {
+		kit.Check(t, "interval of a node that sends nothing", s.answer(nodes[len(nodes)-1]).Interval, time.Second)
+		for ; sent < tt.senders; sent++ {
+			s.handleRequest(nodes[sent], liveness.Request{InUse: true})
+		}
+		kit.Within(t, time.Second, fmt.Sprintf("the interval of %d senders", tt.senders), func() string {
+			if got := s.answer(nodes[0]).Interval; got != tt.want {
+				return fmt.Sprintf("%s, want %s", got, tt.want)
+			}
+			return ""
+		})
+	}
 }

@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	// intervalPerNode is added to the time between a node's requests for each node of the cluster. So a gateway gets at
-	// most 5,000 requests a second.
+	// intervalPerNode is added to the time between a node's requests for each node that sends packets through this
+	// gateway. So it gets about 5,000 requests a second at most.
 	intervalPerNode = 200 * time.Microsecond
 	// receiveBuffer is the size of the socket's queue, in bytes. If this process is held up for a moment, requests of
 	// 5,000 nodes wait there: all of them must not see a failure at the same time. Small ones take 0.75 kB each.
@@ -68,6 +68,8 @@ type livenessServer struct {
 	// that a node sends packets.
 	nodes, peerGateway requesters
 	trafficStarted     notify.Signal
+	// senders is how many nodes send packets through this gateway.
+	senders atomic.Int64
 	// stateChanged signals that the tunnel has come up or gone down, and measured does the same for the loop.
 	stateChanged, measured notify.Signal
 	// leaving is set when this gateway is about to end.
@@ -151,7 +153,17 @@ func (s *livenessServer) answer(to netip.Addr) liveness.Answer {
 		isNew := !s.isAdopted.Load() && time.Since(s.started) < adoptionTimeout
 		return liveness.Answer{State: liveness.State{Up: true, LossFree: time.Hour, Leaving: v.leaving || isNew}}
 	}
-	return liveness.Answer{State: v.advertised, Interval: intervalPerNode * time.Duration(s.lastServed().nodes)}
+	return liveness.Answer{State: v.advertised, Interval: intervalPerNode * time.Duration(s.load(to))}
+}
+
+// load returns how many of the cluster's nodes the interval of one of them depends on. While it sends packets, these
+// are the senders, but at least half of the nodes: many may begin at the same time.
+func (s *livenessServer) load(node netip.Addr) int {
+	all := s.lastServed().nodes
+	if !s.nodes.sends(node) {
+		return all
+	}
+	return min(max(int(s.senders.Load()), all/2), all)
 }
 
 // handleRequest records a request of a node, or of the peer's gateway, which also reports for its own nodes. It returns
@@ -192,6 +204,7 @@ func (s *livenessServer) trackUsage(ctx context.Context) {
 		case <-news:
 		case <-next:
 		}
+		s.senders.Store(int64(s.nodes.countSenders()))
 		size := s.fullSize()
 		used = size > 0
 		if session := s.session.Load(); session != nil {
@@ -297,6 +310,19 @@ func (s *requesters) inUse() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return time.Since(s.usedAt) < usageTimeout || it.ContainsBy(maps.Values(s.known), requester.isSender)
+}
+
+// sends reports whether a node sends packets through this gateway, and countSenders how many do.
+func (s *requesters) sends(node netip.Addr) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known[node].isSender()
+}
+
+func (s *requesters) countSenders() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return it.CountBy(maps.Values(s.known), requester.isSender)
 }
 
 // state reports whether a node asks, and whether it is gone: others ask, but it does not. Both are false for a new

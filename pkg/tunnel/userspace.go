@@ -252,7 +252,7 @@ const (
 	dropStep  = time.Millisecond
 	dropSteps = 3
 	// yields is how often a reader lets others run before it waits for a step.
-	yields = 4
+	yields = 8
 )
 
 func newWindow() *window {
