@@ -174,26 +174,35 @@ func (p *gatewayPair) lost(t *testing.T, rate int, replayed bool, duration time.
 // decrypt them, or replays. They take no room from the peer's packets: without the bound on packets in flight, no fewer
 // of these arrive. There is one thread, as on a node with two processors, and the attacker is another process.
 func TestGarbageDelaysNothing(t *testing.T) {
-	kit.NotShort(t)
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	rounds, rates, duration, tolerated := 1, []int{60000}, 2*time.Second, 0.2
-	if kit.Full() {
-		rounds, rates, duration, tolerated = 10, []int{20000, 60000}, 4*time.Second, 0.001
+	if !kit.Full() {
+		t.Skip("proves nothing on a machine that is busy with other tests; TestWindow and TestIdle cover the bound")
 	}
-	for _, rate := range rates {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const rounds, duration, tolerated = 10, 4 * time.Second, 0.001
+	// A round proves nothing if the machine is too busy to send or to process all packets without the bound.
+	const mostLost, leastSent = 0.005, int(duration / step / 2)
+	for _, rate := range []int{20000, 60000} {
 		for _, replayed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d packets per second, replayed: %t", rate, replayed), func(t *testing.T) {
-				share := func(bounded bool) float64 {
-					lost, sent := 0, 0
-					for range rounds {
-						l, s := newGatewayPair(t, bounded).lost(t, rate, replayed, duration)
-						lost, sent = lost+l, sent+s
+				var share [2]float64
+				for done, tries := 0, 0; done < rounds; tries++ {
+					kit.FatalIf(t, tries == 3*rounds, "the machine was too busy in %d of %d rounds", tries-done, tries)
+					var round [2]float64
+					isBusy := false
+					for i, bounded := range []bool{false, true} {
+						lost, sent := newGatewayPair(t, bounded).lost(t, rate, replayed, duration)
+						t.Logf("bounded: %t, lost: %d of %d", bounded, lost, sent)
+						round[i] = float64(lost) / float64(sent)
+						isBusy = isBusy || sent < leastSent || !bounded && round[i] > mostLost
 					}
-					t.Logf("bounded: %t, lost: %d of %d", bounded, lost, sent)
-					return float64(lost) / float64(sent)
+					if isBusy {
+						continue
+					}
+					done++
+					share[0], share[1] = share[0]+round[0]/float64(rounds), share[1]+round[1]/float64(rounds)
 				}
-				if without, with := share(false), share(true); with > without+tolerated {
-					t.Errorf("%.2f %% of the peer's packets are lost, and %.2f %% without the bound", 100*with, 100*without)
+				if share[1] > share[0]+tolerated {
+					t.Errorf("%.2f %% of the peer's packets are lost, and %.2f %% without the bound", 100*share[1], 100*share[0])
 				}
 			})
 		}

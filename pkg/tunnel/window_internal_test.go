@@ -128,12 +128,13 @@ func TestEndOfLoad(t *testing.T) {
 
 // The length of wireguard-go's queue is not exported. The tunnel knows it once it has a peer, and when that is replaced.
 func TestIdle(t *testing.T) {
-	u, _ := newUserspaceOn(tuntest.NewChannelTUN().TUN(), device.NewLogger(device.LogLevelSilent, ""))
+	u, windows := newUserspaceOn(tuntest.NewChannelTUN().TUN(), device.NewLogger(device.LogLevelSilent, ""))
 	defer u.device.Close()
-	kit.ErrorIf(t, u.isIdle(), "idle without a peer")
+	received := windows[1]
+	kit.ErrorIf(t, received.idle(), "idle without a peer")
 	peer := wgtypes.PeerConfig{PublicKey: wgtypes.Key{1}}
 	for range 2 {
 		kit.NoError(t, u.ConfigureDevice("", wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: peer.PublicKey, Remove: true}, peer}}))
-		kit.ErrorIf(t, !u.isIdle(), "not idle, although nothing was received")
+		kit.ErrorIf(t, !received.idle(), "not idle, although nothing was received")
 	}
 }
