@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/agent/loop"
-	"github.com/liqonet/liqonet/pkg/exchange"
 )
 
 const (
@@ -29,8 +28,8 @@ const (
 // from then on, even after the former is gone. Therefore a server forgets the last handshake (turn).
 type callers struct {
 	current netip.AddrPort
-	// left is when WireGuard last left an endpoint, and returns when it returned to one.
-	left    map[netip.AddrPort]time.Time
+	// returns are when WireGuard returned to the previous endpoint. A client without answers calls from each of its ports in
+	// turn, and so returns only after others.
 	returns []time.Time
 	// previous is the last endpoint that is not the current one. changed is when it changed, and turned when the last
 	// handshake was forgotten.
@@ -45,14 +44,11 @@ func (c *callers) observe(endpoint netip.AddrPort, now time.Time) {
 	if !endpoint.IsValid() || endpoint == c.current {
 		return
 	}
-	if at, known := c.left[endpoint]; known && !old(at) {
+	if endpoint == c.previous && !old(c.changed) {
 		c.returns = append(c.returns, now)
 	}
 	if c.current.IsValid() {
-		if c.left == nil || len(c.left) >= exchange.MaxEndpoints {
-			c.left = map[netip.AddrPort]time.Time{}
-		}
-		c.left[c.current], c.previous, c.changed = now, c.current, now
+		c.previous, c.changed = c.current, now
 	}
 	c.current = endpoint
 }

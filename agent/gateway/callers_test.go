@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -10,6 +11,10 @@ import (
 
 // Two callers alternate. A gateway that moves, a NAT that assigns another port, and a path that fails over and back do not.
 func TestCallers(t *testing.T) {
+	var ports []string
+	for i := range 50 {
+		ports = append(ports, fmt.Sprintf("192.0.2.1:%d", 51840+i%16))
+	}
 	const a, b, c, d = "192.0.2.1:51840", "198.51.100.1:51840", "192.0.2.1:1024", "192.0.2.1:1025"
 	for _, tt := range []struct {
 		name string
@@ -23,6 +28,7 @@ func TestCallers(t *testing.T) {
 		{"it moves back", time.Second, []string{a, b, a}, ""},
 		{"a NAT assigns ports", time.Second, []string{a, c, d, b}, ""},
 		{"a path fails over and back, every minute", time.Minute, []string{a, b, a, b, a, b}, ""},
+		{"one without answers, from each of its ports", 2 * time.Second, ports, ""},
 		{"two callers", time.Second, []string{a, b, a, b, a}, b},
 		{"two callers behind one NAT", time.Second, []string{c, d, c, d, c}, d},
 		{"a copy with an outdated pre-shared key", 15 * time.Second, []string{a, b, a, b, a}, b},
