@@ -7,7 +7,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
-	"strconv"
+	"strings"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -49,6 +49,10 @@ type local struct {
 	// endpoint is the server's endpoint to try now. port is the source port from which it is called: see wire.EndOfRange.
 	endpoint netip.AddrPort
 	port     uint16
+	// routes are those of the last desired state. isGone reports whether the node with an overlay address asks no more,
+	// nil if that is not known.
+	routes []overlay.Route
+	isGone func(netip.Addr) bool
 }
 
 // desired is the desired state of the gateway's kernel.
@@ -65,8 +69,10 @@ type desired struct {
 	isInitiator bool
 	// isOnlyPlane is set if the peering has no other plane.
 	isOnlyPlane bool
-	// omittedNodes names nodes that cannot have a link, nil if there are none.
-	omittedNodes error
+	// omittedNodes names nodes that cannot have a link, and disputed pods that several nodes report; nil if there are none.
+	// holders are the overlay addresses of the nodes that have the disputed pods.
+	omittedNodes, disputed error
+	holders                []netip.Addr
 }
 
 // desire computes the desired state of the gateway's kernel.
@@ -92,6 +98,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
 	}
 	links, omitted := linkedNodes(p, l.plane, nodes)
+	d.holders, d.disputed = l.assignPods(p, links)
 	d.nodesMTU = nodesMTU(l, plane.Role, nodes, links)
 	d.capacity = capacity(l, cmp.Or(l.path.nodes, d.nodesMTU), len(links) > 0)
 	d.mtu = min(d.capacity, cmp.Or(l.path.agreed, d.capacity))
@@ -172,8 +179,7 @@ type linkedNode struct {
 	address, source netip.Addr
 	pods            []netip.Prefix
 	mtu             int
-	// version is a number that the API server increases with each write of any object.
-	version uint64
+	created         time.Time
 }
 
 // maxPods limits the addresses and ranges of pods to which a gateway has routes. Kubernetes supports 150,000 pods in
@@ -181,15 +187,12 @@ type linkedNode struct {
 const maxPods = 150000
 
 // linkedNodes returns the nodes whose agents know this gateway, by address, and how many of their reported addresses
-// and ranges are left out. If two nodes have the same pods, these belong to the node whose object was written last,
-// by its version: the other node is gone, but its NodeNetwork still exists. That happens when a Node is deleted and
-// another one gets its range, or when a pod's address is reused.
+// and ranges are left out.
 func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) (out []linkedNode, omitted int) {
 	left := maxPods
 	for address, n := range overlayNodes(p, nodes) {
 		// If the address is not one that an agent of ours took, the number is 0, which gets no link.
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
-		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() && !mtuTooSmall(n, g) {
 			single := lo.Map(n.Status.PodIPs, func(ip v1alpha1.IP, _ int) netip.Prefix { return netip.PrefixFrom(ip.Addr, ip.BitLen()) })
 			reported := slices.Concat(v1alpha1.Prefixes(n.Status.PodCIDRs), single)
@@ -197,26 +200,108 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 			left, omitted = left-use, omitted+len(reported)-use
 			out = append(out, linkedNode{
 				name: n.Name, number: number, address: address, source: g.Source.Addr,
-				pods: podRanges(p, reported[:use]), mtu: int(g.MTU), version: version,
+				pods: podRanges(p, reported[:use]), mtu: int(g.MTU), created: n.CreationTimestamp.Time,
 			})
 		}
-	}
-	slices.SortFunc(out, func(a, b linkedNode) int {
-		return cmp.Or(cmp.Compare(b.version, a.version), a.address.Compare(b.address))
-	})
-	taken := lo.SliceToMap(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping) (netip.Prefix, bool) {
-		return netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), true // it has a route of its own
-	})
-	for i := range out {
-		out[i].pods = slices.DeleteFunc(out[i].pods, func(p netip.Prefix) bool {
-			before := taken[p]
-			taken[p] = true
-			return before
-		})
 	}
 	slices.SortFunc(out, func(a, b linkedNode) int { return a.address.Compare(b.address) })
 	return out, omitted
 }
+
+// assignPods leaves each reported address and range of pods to one node: to the node that has it already, else to the
+// node that was known first. Ranges of two nodes never overlap. So no node takes pods of others by its report. A node
+// that is gone may still have a report, and keeps nothing against others. The error names what several nodes report, and
+// holders are the nodes that have it.
+func (l local) assignPods(p *v1alpha1.Peering, links []linkedNode) (holders []netip.Addr, disputed error) {
+	held, named := map[netip.Prefix]netip.Addr{}, map[string]netip.Addr{}
+	for _, r := range l.routes {
+		if r.Table == overlay.InboundTable && r.Via.IsValid() {
+			held[r.Dst] = r.Via
+		}
+	}
+	var t takenPods = map[netip.Prefix]takenBy{}
+	for _, h := range p.Spec.Local.Hosts {
+		t[netip.PrefixFrom(h.Real.Addr, h.Real.BitLen())] = takenBy{isRange: true} // it has a route of its own
+	}
+	gone := make([]bool, len(links))
+	order := make([]int, len(links))
+	assigned := make([][]netip.Prefix, len(links))
+	for i := range links {
+		named[links[i].name] = links[i].address
+		order[i], gone[i] = i, l.isGone != nil && l.isGone(links[i].address)
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		late := cmp.Compare(lo.Ternary(gone[a], 1, 0), lo.Ternary(gone[b], 1, 0))
+		return cmp.Or(late, links[a].created.Compare(links[b].created), cmp.Compare(links[a].name, links[b].name))
+	})
+	var disputes []string
+	for _, again := range []bool{true, false} {
+		for _, i := range order {
+			n := &links[i]
+			for _, r := range n.pods {
+				if again != (held[r] == n.address && !gone[i]) {
+					continue
+				}
+				other, isTaken := t.take(r, n.name, p)
+				if !isTaken {
+					assigned[i] = append(assigned[i], r)
+				} else if other != "" && other != n.name {
+					disputes = append(disputes, fmt.Sprintf("node %s also reports %s, which is of %s", n.name, r, lo.Ternary(other == severalNodes, "others", "node "+other)))
+					holders = append(holders, named[other])
+				}
+			}
+		}
+	}
+	for i := range links {
+		links[i].pods = assigned[i]
+		slices.SortFunc(links[i].pods, netip.Prefix.Compare)
+	}
+	if len(disputes) == 0 {
+		return nil, nil
+	}
+	slices.Sort(disputes)
+	slices.SortFunc(holders, netip.Addr.Compare)
+	more := lo.Ternary(len(disputes) > maxNamed, "; and more", "")
+	return slices.Compact(holders), errors.New(strings.Join(disputes[:min(len(disputes), maxNamed)], "; ") + more)
+}
+
+// takenPods are the addresses and ranges of pods that nodes have. It also has each prefix that contains such a range, so
+// that an overlap is found without a search.
+type takenPods map[netip.Prefix]takenBy
+
+// takenBy is the node that has a range, or a part of it; "" for no node. isRange is set if it has all of it.
+type takenBy struct {
+	node    string
+	isRange bool
+}
+
+// take takes a range for a node, unless one that overlaps is another node's, or the node has it already. It returns
+// that node. A single address may be in another node's range: network plugins borrow addresses.
+func (t takenPods) take(r netip.Prefix, node string, p *v1alpha1.Peering) (other string, isTaken bool) {
+	if by, ok := t[r]; ok && (by.isRange || by.node != node) {
+		return by.node, true
+	}
+	if !r.IsSingleIP() {
+		widest := lo.Min(lo.Map(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) int { return m.Real.Bits() }))
+		for bits := r.Bits() - 1; bits >= widest; bits-- {
+			around := netip.PrefixFrom(r.Addr(), bits).Masked()
+			by, ok := t[around]
+			if ok && by.isRange && by.node != node {
+				return by.node, true
+			}
+			if !ok {
+				t[around] = takenBy{node: node}
+			} else if by.node != node && !by.isRange {
+				t[around] = takenBy{node: severalNodes}
+			}
+		}
+	}
+	t[r] = takenBy{node, true}
+	return "", false
+}
+
+// severalNodes takes the place of a node's name where several have parts of a range.
+const severalNodes = "*"
 
 // podRanges returns the part of a node's ranges and addresses that belongs to the cluster's pods. A node's report may
 // cut off its own pods from the peering, and nothing else.

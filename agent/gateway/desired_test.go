@@ -13,9 +13,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/liveness"
@@ -282,35 +285,79 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// A deleted node whose report still exists takes no pods from the node that has them now, and an invalid report takes
-// nothing from others. The object that was written last counts, whatever the nodes' clocks say.
-func TestPodsOfTwoNodesGoByVersion(t *testing.T) {
-	at := func(n v1alpha1.NodeNetwork, version string) v1alpha1.NodeNetwork {
-		n.ResourceVersion = version
+// Pods that several nodes report stay with the node that has them, else they go to the node that was known first. A node
+// that is gone, whose report still exists, keeps none. An invalid report takes nothing from others.
+func TestPodsOfTwoNodes(t *testing.T) {
+	at := func(n v1alpha1.NodeNetwork, created int64, pods ...string) v1alpha1.NodeNetwork {
+		n.CreationTimestamp = metav1.Unix(created, 0)
+		for _, p := range pods {
+			n.Status.PodIPs = append(n.Status.PodIPs, v1alpha1.IP{Addr: addr(p)})
+		}
 		return n
 	}
-	old := at(node("old", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "10.244.5.0/24"), "99")
-	old.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.9.9")}}
-	renamed := at(node("renamed", "10.80.0.2", "172.18.0.2", 0, "10.244.0.0/24"), "100")
-	renamed.Status.PodIPs = old.Status.PodIPs
-	never := node("never", "10.80.0.3", "172.18.0.4", 0, "10.244.5.0/24")
-	wrong := at(node("wrong", "10.80.31.254", "172.18.0.5", 0, "10.244.6.0/24"), "101")
-	want := map[string]string{
-		"10.244.0.0/24": "loqn2", "10.244.9.9/32": "loqn2", "10.244.5.0/24": "loqn1",
-		"10.80.0.1/32": "loqn1", "10.80.0.2/32": "loqn2", "10.80.0.3/32": "loqn3", "0.0.0.0/0": "",
-	}
-	for _, nodes := range [][]v1alpha1.NodeNetwork{{old, renamed, never, wrong}, {wrong, never, renamed, old}} {
-		d := kit.Must(desire(local{underlayMTU: 1500}, peering(t, v1alpha1.Client, newKey(t)), nodes))(t)
+	first := at(node("z", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "10.244.5.0/24"), 1, "10.244.9.9")
+	second := at(node("b", "10.80.0.2", "172.18.0.3", 0, "10.244.0.0/24", "10.244.0.0/25", "10.244.5.0/24", "10.244.4.0/23", "10.244.8.0/24"), 2, "10.244.9.9", "10.244.0.7", "10.244.7.7")
+	third := at(node("a", "10.80.0.3", "172.18.0.4", 0, "10.244.8.128/25", "10.244.0.0/17", "10.244.10.0/24"), 3, "10.244.7.7")
+	wrong := at(node("wrong", "10.80.31.254", "172.18.0.5", 0, "10.244.6.0/24"), 0)
+	p := peering(t, v1alpha1.Client, newKey(t))
+	have := func(l local, nodes ...v1alpha1.NodeNetwork) (desired, map[string]string) {
+		t.Helper()
+		l.underlayMTU = 1500
+		d := kit.Must(desire(l, p, nodes))(t)
 		got := map[string]string{}
 		for _, r := range d.overlay.Routes {
-			if r.Table == overlay.InboundTable {
+			if r.Table == overlay.InboundTable && r.Via.IsValid() {
 				got[r.Dst.String()] = r.Dev
 			}
 		}
-		kit.Check(t, "routes to pods", got, want)
-		kit.ErrorIf(t, d.omittedNodes == nil || !strings.Contains(d.omittedNodes.Error(), "node wrong"),
-			"the invalid node is reported as %v", d.omittedNodes)
+		return d, got
 	}
+	honest := map[string]string{
+		"10.244.0.0/24": "loqn1", "10.244.5.0/24": "loqn1", "10.244.9.9/32": "loqn1", // the single address is in no range of another node
+		"10.244.8.0/24": "loqn2", "10.244.7.7/32": "loqn2", "10.244.0.7/32": "loqn2", "10.244.10.0/24": "loqn3",
+	}
+	for _, nodes := range [][]v1alpha1.NodeNetwork{{first, second, third, wrong}, {wrong, third, second, first}} {
+		d, got := have(local{}, nodes...)
+		kit.Check(t, "routes to pods", got, honest)
+		kit.ErrorIf(t, d.omittedNodes == nil || !strings.Contains(d.omittedNodes.Error(), "node wrong"), "the invalid node is reported as %v", d.omittedNodes)
+		kit.ErrorIf(t, d.disputed == nil || d.disputed.Error() != "node a also reports 10.244.0.0/17, which is of others; node a also reports 10.244.7.7/32, which is of node b; "+
+			"node a also reports 10.244.8.128/25, which is of node b; and more", "disputed: %v", d.disputed)
+	}
+	// An older node that comes later takes nothing.
+	d, _ := have(local{}, second, third)
+	_, got := have(local{routes: d.overlay.Routes}, first, second, third)
+	kit.Check(t, "routes to pods", got, map[string]string{
+		"10.244.0.0/24": "loqn2", "10.244.0.0/25": "loqn2", "10.244.5.0/24": "loqn2", "10.244.4.0/23": "loqn2", "10.244.9.9/32": "loqn2",
+		"10.244.8.0/24": "loqn2", "10.244.7.7/32": "loqn2", "10.244.0.7/32": "loqn2", "10.244.10.0/24": "loqn3",
+	})
+	// It is gone.
+	_, got = have(local{routes: d.overlay.Routes, isGone: func(a netip.Addr) bool { return a == addr("10.80.0.2") }}, first, second, third)
+	kit.ErrorIf(t, got["10.244.0.0/24"] != "loqn1" || got["10.244.9.9/32"] != "loqn1" || got["10.244.8.128/25"] != "loqn3" || got["10.244.0.7/32"] != "loqn2", "routes to pods: %v", got)
+}
+
+// The gateway finds out whether a node that has disputed pods is gone, by its Lease.
+func TestHoldersThatAreGone(t *testing.T) {
+	alive, dead, missing := addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.3")
+	lease := func(a netip.Addr) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLeaseName(a)}}
+	}
+	c := newBuilder(t, lease(alive), lease(dead)).Build()
+	a := &agent{view: &watch.View{Client: c}}
+	a.applied.want.holders = []netip.Addr{alive, dead, missing}
+	for range 5 {
+		l := lease(alive)
+		kit.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(l), l))
+		l.Annotations = map[string]string{"renewed": l.ResourceVersion}
+		kit.NoError(t, c.Update(t.Context(), l))
+		a.readRenewals(t.Context())
+		kit.ErrorIf(t, !a.renewals[missing].isOld() || a.renewals[alive].isOld(), "%+v", a.renewals)
+		for node, r := range a.renewals { // half a minute passes
+			r.read, r.since = r.read.Add(-31*time.Second), r.since.Add(-31*time.Second)
+			a.renewals[node] = r
+		}
+	}
+	a.readRenewals(t.Context())
+	kit.ErrorIf(t, !a.renewals[dead].isOld() || a.renewals[alive].isOld(), "%+v", a.renewals)
 }
 
 func TestCompareStatus(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -183,6 +184,8 @@ type agent struct {
 	podIP netip.Addr
 	// holders maps Leases to their nodes, for addresses that several nodes report.
 	holders map[string]string
+	// renewals are those of the nodes that have disputed pods, by overlay address.
+	renewals map[netip.Addr]renewal
 
 	device         device
 	applied        applied
@@ -256,9 +259,18 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if a.local.underlayMTU, err = a.kernel.EgressMTU(a.local.underlay); err != nil {
 		return false, err
 	}
+	a.local.routes = a.applied.want.overlay.Routes
+	a.readRenewals(ctx)
+	a.local.isGone = func(node netip.Addr) bool {
+		_, gone := a.livenessServer.nodes.state(node)
+		return gone || a.renewals[node].isOld()
+	}
 	want, err := desire(a.local, p, nodes)
 	if err != nil {
 		return false, err
+	}
+	if want.disputed != nil {
+		a.conditions.degraded = strings.TrimPrefix(a.conditions.degraded+"; "+want.disputed.Error(), "; ")
 	}
 	a.measurements.reportedMTU, want.nodesMTU = want.nodesMTU, 0
 	if compare || !reflect.DeepEqual(want, a.applied.want) {
@@ -270,7 +282,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if a.applied.datapathReady {
 		a.applied.generation = p.Generation
 	}
-	return a.applied.err == nil, errors.Join(want.omittedNodes, a.applied.err)
+	return a.applied.err == nil, errors.Join(want.omittedNodes, want.disputed, a.applied.err)
 }
 
 // disown removes everything from the kernel: the Peering was made for another cluster, whose gateway has the same key.
@@ -369,6 +381,40 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 		holder, asked := holders[n.LeaseName()]
 		return asked && holder != n.Name
 	})
+}
+
+// renewal is the version of a node's Lease, with the time since when it is known, and when it was last read.
+type renewal struct {
+	version     string
+	since, read time.Time
+}
+
+// isOld reports whether the node has not renewed its Lease for a while, or has none.
+func (r renewal) isOld() bool {
+	return !r.read.IsZero() && (r.version == "" || r.read.Sub(r.since) > 3*v1alpha1.NodeReportInterval)
+}
+
+// maxRenewals is how many nodes with disputed pods are watched.
+const maxRenewals = 16
+
+// readRenewals reads the Leases of nodes that have pods which others report too. Such a node may be gone, while its
+// report remains.
+func (a *agent) readRenewals(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	before, holders := a.renewals, a.applied.want.holders
+	a.renewals = map[netip.Addr]renewal{}
+	for _, node := range holders[:min(len(holders), maxRenewals)] {
+		r := before[node]
+		if time.Since(r.read) >= v1alpha1.NodeReportInterval {
+			var l coordinationv1.Lease
+			err := a.view.Client.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLeaseName(node)}, &l)
+			if client.IgnoreNotFound(err) == nil {
+				r = renewal{l.ResourceVersion, lo.Ternary(r.version == l.ResourceVersion && !r.since.IsZero(), r.since, time.Now()), time.Now()}
+			}
+		}
+		a.renewals[node] = r
+	}
 }
 
 // apply applies the desired state to the kernel. It returns false if more than single nodes' links is missing.

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -33,7 +35,7 @@ func newKernel(t *testing.T) *overlay.Kernel {
 	return k
 }
 
-// Whatever node report an API server stores, a gateway serves the node with the newer report.
+// Whatever node report an API server stores, a gateway serves the node that was known first.
 func TestHostileReports(t *testing.T) {
 	kit.NotShort(t)
 	kernel, linked, bound := newKernel(t), 0, schema.NewBound(t, "the desired state")
@@ -41,9 +43,9 @@ func TestHostileReports(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
 	good := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")
-	good.ResourceVersion = "2"
 	schema.Hostile(t, 100, schema.Examples()["NodeNetwork"], func(obj map[string]any) {
 		bad := schema.Into[v1alpha1.NodeNetwork](t, obj)
+		bad.CreationTimestamp = metav1.Unix(1, 0)
 		for i := range bad.Status.Gateways {
 			bad.Status.Gateways[i].Plane = p.Spec.Planes[0].Index
 		}

@@ -56,7 +56,6 @@ func TestOneNodeNetworkStopsNoOther(t *testing.T) {
 			for _, ip := range tt.ips {
 				liar.Status.PodIPs = append(liar.Status.PodIPs, v1alpha1.IP{Addr: addr(ip)})
 			}
-			honest.ResourceVersion = "2" // written last
 			d, err := desire(local{key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}, p, []v1alpha1.NodeNetwork{honest, liar})
 			if err != nil || d.omittedNodes != nil {
 				t.Fatal(err, d.omittedNodes)

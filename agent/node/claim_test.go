@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	coordination "k8s.io/client-go/applyconfigurations/coordination/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -297,3 +298,23 @@ func TestClaimWaits(t *testing.T) {
 
 // noPurge is for clusters that contain objects of ours.
 func noPurge(context.Context) error { return errors.New("purged") }
+
+// A Lease of another node, into which its agent has written what makes each claim fail, keeps no agent from starting.
+func TestClaimPassesOverWhatCannotBeClaimed(t *testing.T) {
+	node := newNode("n1", "u1")
+	first := kit.Must(ipam.NodeAddr(cidr("10.80.0.0/19").Prefix, ipam.NodeCandidate(node.Name, 0)))(t)
+	forged := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLeaseName(first)}}
+	for holder, passes := range map[string]bool{"evil": true, "n1": false} {
+		forged.Spec.HolderIdentity = &holder
+		c := newClient(t, interceptor.Funcs{
+			Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+				if l, isOne := obj.(*coordination.LeaseApplyConfiguration); isOne && *l.Name == forged.Name {
+					return apierrors.NewInternalError(errors.New("failed to convert managed fields"))
+				}
+				return c.Apply(ctx, obj, opts...)
+			},
+		}, clusterNetwork("10.80.0.0/19"), node, forged.DeepCopy())
+		_, lease, err := claimFor(t.Context(), c, node)
+		kit.ErrorIf(t, (err == nil) != passes || passes && lease.Name == forged.Name, "held by %s: it has Lease %s: %v", holder, lease.Name, err)
+	}
+}

@@ -600,11 +600,19 @@ func acquireAddress(ctx context.Context, node *corev1.Node, lease *loop.Lease, p
 		case err == nil:
 			own.Status.Address = v1alpha1.IP{Addr: addr}
 			return own, time.Now(), nil
-		case !apierrors.IsConflict(err):
+		case !apierrors.IsConflict(err) && !heldByAnother(ctx, lease):
 			return nil, created, fmt.Errorf("claim overlay address %s: %w", addr, err)
 		}
 	}
 	return nil, created, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
+}
+
+// heldByAnother reports whether another node holds the Lease. Its agent may have written anything into it, so that a
+// claim fails otherwise than with a conflict.
+func heldByAnother(ctx context.Context, lease *loop.Lease) bool {
+	var l coordinationv1.Lease
+	err := lease.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease.Name}, &l)
+	return err == nil && ptr.Deref(l.Spec.HolderIdentity, lease.Holder) != lease.Holder
 }
 
 // maxUnverifiedTries is how many addresses a node tries before it lists those that are taken. All nodes of a large
