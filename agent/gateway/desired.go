@@ -49,10 +49,10 @@ type local struct {
 	// endpoint is the server's endpoint to try now. port is the source port from which it is called: see wire.EndOfRange.
 	endpoint netip.AddrPort
 	port     uint16
-	// routes are those of the last desired state. isGone reports whether the node with an overlay address asks no more,
-	// nil if that is not known.
-	routes []overlay.Route
-	isGone func(netip.Addr) bool
+	// held are the overlay addresses of the nodes that have pods already, by range.
+	held map[netip.Prefix]netip.Addr
+	// gone are the overlay addresses of nodes that are gone, although their reports remain.
+	gone map[netip.Addr]bool
 }
 
 // desired is the desired state of the gateway's kernel.
@@ -60,19 +60,22 @@ type desired struct {
 	overlay overlay.State
 	nat     nat.Gateway
 	tunnel  tunnel.Config
-	// capacity is the MTU that this side can carry, and mtu the one that both sides can. nodesMTU is what the nodes report
-	// now, 0 for none: it counts only after damping.
-	capacity, mtu, nodesMTU int
+	// capacity is the MTU that this side can carry, and mtu the one that both sides can.
+	capacity, mtu int
+	// nodesMTU is what the nodes report now, 0 for none: it counts only after damping.
+	nodesMTU int
 	// address is the gateway's overlay address, and remote that of the peer's gateway as seen from this cluster.
 	address, remote netip.Addr
 	// isInitiator is set if this gateway is a client.
 	isInitiator bool
 	// isOnlyPlane is set if the peering has no other plane.
 	isOnlyPlane bool
-	// omittedNodes names nodes that cannot have a link, and disputed pods that several nodes report; nil if there are none.
-	// holders are the overlay addresses of the nodes that have the disputed pods.
-	omittedNodes, disputed error
-	holders                []netip.Addr
+	// omittedNodes names nodes that cannot have a link, nil if there are none.
+	omittedNodes error
+	// disputed names pods that several nodes report, nil if there are none. The nodes with the overlay addresses holders
+	// have them.
+	disputed error
+	holders  []netip.Addr
 }
 
 // desire computes the desired state of the gateway's kernel.
@@ -213,12 +216,7 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 // that is gone may still have a report, and keeps nothing against others. The error names what several nodes report, and
 // holders are the nodes that have it.
 func (l local) assignPods(p *v1alpha1.Peering, links []linkedNode) (holders []netip.Addr, disputed error) {
-	held, named := map[netip.Prefix]netip.Addr{}, map[string]netip.Addr{}
-	for _, r := range l.routes {
-		if r.Table == overlay.InboundTable && r.Via.IsValid() {
-			held[r.Dst] = r.Via
-		}
-	}
+	named := map[string]netip.Addr{}
 	var t takenPods = map[netip.Prefix]takenBy{}
 	for _, h := range p.Spec.Local.Hosts {
 		t[netip.PrefixFrom(h.Real.Addr, h.Real.BitLen())] = takenBy{isRange: true} // it has a route of its own
@@ -228,7 +226,7 @@ func (l local) assignPods(p *v1alpha1.Peering, links []linkedNode) (holders []ne
 	assigned := make([][]netip.Prefix, len(links))
 	for i := range links {
 		named[links[i].name] = links[i].address
-		order[i], gone[i] = i, l.isGone != nil && l.isGone(links[i].address)
+		order[i], gone[i] = i, l.gone[links[i].address]
 	}
 	slices.SortFunc(order, func(a, b int) int {
 		late := cmp.Compare(lo.Ternary(gone[a], 1, 0), lo.Ternary(gone[b], 1, 0))
@@ -239,7 +237,7 @@ func (l local) assignPods(p *v1alpha1.Peering, links []linkedNode) (holders []ne
 		for _, i := range order {
 			n := &links[i]
 			for _, r := range n.pods {
-				if again != (held[r] == n.address && !gone[i]) {
+				if again != (l.held[r] == n.address && !gone[i]) {
 					continue
 				}
 				other, isTaken := t.take(r, n.name, p)
@@ -263,6 +261,17 @@ func (l local) assignPods(p *v1alpha1.Peering, links []linkedNode) (holders []ne
 	slices.SortFunc(holders, netip.Addr.Compare)
 	more := lo.Ternary(len(disputes) > maxNamed, "; and more", "")
 	return slices.Compact(holders), errors.New(strings.Join(disputes[:min(len(disputes), maxNamed)], "; ") + more)
+}
+
+// heldPods returns the nodes that have pods, by range.
+func (d desired) heldPods() map[netip.Prefix]netip.Addr {
+	held := map[netip.Prefix]netip.Addr{}
+	for _, r := range d.overlay.Routes {
+		if r.Table == overlay.InboundTable && r.Via.IsValid() {
+			held[r.Dst] = r.Via
+		}
+	}
+	return held
 }
 
 // takenPods are the addresses and ranges of pods that nodes have. It also has each prefix that contains such a range, so

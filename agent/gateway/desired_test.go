@@ -325,13 +325,13 @@ func TestPodsOfTwoNodes(t *testing.T) {
 	}
 	// An older node that comes later takes nothing.
 	d, _ := have(local{}, second, third)
-	_, got := have(local{routes: d.overlay.Routes}, first, second, third)
+	_, got := have(local{held: d.heldPods()}, first, second, third)
 	kit.Check(t, "routes to pods", got, map[string]string{
 		"10.244.0.0/24": "loqn2", "10.244.0.0/25": "loqn2", "10.244.5.0/24": "loqn2", "10.244.4.0/23": "loqn2", "10.244.9.9/32": "loqn2",
 		"10.244.8.0/24": "loqn2", "10.244.7.7/32": "loqn2", "10.244.0.7/32": "loqn2", "10.244.10.0/24": "loqn3",
 	})
 	// It is gone.
-	_, got = have(local{routes: d.overlay.Routes, isGone: func(a netip.Addr) bool { return a == addr("10.80.0.2") }}, first, second, third)
+	_, got = have(local{held: d.heldPods(), gone: map[netip.Addr]bool{addr("10.80.0.2"): true}}, first, second, third)
 	kit.ErrorIf(t, got["10.244.0.0/24"] != "loqn1" || got["10.244.9.9/32"] != "loqn1" || got["10.244.8.128/25"] != "loqn3" || got["10.244.0.7/32"] != "loqn2", "routes to pods: %v", got)
 }
 

@@ -259,20 +259,10 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if a.local.underlayMTU, err = a.kernel.EgressMTU(a.local.underlay); err != nil {
 		return false, err
 	}
-	a.local.routes = a.applied.want.overlay.Routes
-	a.readRenewals(ctx)
-	a.local.isGone = func(node netip.Addr) bool {
-		_, gone := a.livenessServer.nodes.state(node)
-		return gone || a.renewals[node].isOld()
-	}
-	want, err := desire(a.local, p, nodes)
+	want, err := a.desire(ctx, p, nodes)
 	if err != nil {
 		return false, err
 	}
-	if want.disputed != nil {
-		a.conditions.degraded = strings.TrimPrefix(a.conditions.degraded+"; "+want.disputed.Error(), "; ")
-	}
-	a.measurements.reportedMTU, want.nodesMTU = want.nodesMTU, 0
 	if compare || !reflect.DeepEqual(want, a.applied.want) {
 		a.measurements.pathRead = time.Time{}
 		a.applied.want = want
@@ -296,6 +286,24 @@ func (a *agent) disown(ctx context.Context, p *v1alpha1.Peering) error {
 	changes, err := a.kernel.Apply(ctx, overlay.State{})
 	loop.LogChanges(a.cfg.Log, changes)
 	return errors.Join(err, tunnel.Remove(tunnel.InterfaceName))
+}
+
+// desire returns the desired state by what is known of the nodes.
+func (a *agent) desire(ctx context.Context, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (desired, error) {
+	a.readRenewals(ctx)
+	a.local.held = a.applied.want.heldPods()
+	a.local.gone = map[netip.Addr]bool{}
+	for node := range overlayNodes(p, nodes) {
+		if _, gone := a.livenessServer.nodes.state(node); gone || a.renewals[node].isOld() {
+			a.local.gone[node] = true
+		}
+	}
+	want, err := desire(a.local, p, nodes)
+	if want.disputed != nil {
+		a.conditions.degraded = strings.TrimPrefix(a.conditions.degraded+"; "+want.disputed.Error(), "; ")
+	}
+	a.measurements.reportedMTU, want.nodesMTU = want.nodesMTU, 0 // it counts only after damping
+	return want, err
 }
 
 // readReports extracts from the nodes' reports who may ask this gateway, and what the Peering's status depends on.

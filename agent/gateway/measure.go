@@ -17,11 +17,12 @@ import (
 type measurements struct {
 	tunnel tunnel.Stats
 	probes liveness.ProbeStats
-	// pathRead is when the kernel was last asked for the path to the peer's gateway. peerMTU is the MTU agreed with the
-	// peer, and nodesMTU that of the nodes, which reportedMTU was the last time.
-	pathRead          time.Time
+	// pathRead is when the kernel was last asked for the path to the peer's gateway.
+	pathRead time.Time
+	// peerMTU is the MTU agreed with the peer, and nodesMTU that of the nodes.
 	peerMTU, nodesMTU dampedMTU
-	reportedMTU       int
+	// reportedMTU is what the nodes last reported.
+	reportedMTU int
 }
 
 // Measure measures the tunnel and repairs it. Its interval is shorter than that of probes through a tunnel that does

@@ -211,9 +211,11 @@ func podsOutsideCIDRs(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.A
 }
 
 // summarizeRoutes sorts prefixes and removes those inside others: with a CNI that routes each pod separately there are
-// many. It keeps the largest, and returns how many it omitted.
+// many. Very wide ones hide no others, because commands leave them out (plan.NodeRoutes). It keeps the largest, and
+// returns how many it omitted.
 func summarizeRoutes(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
-	kept = ipam.Outermost(prefixes, netip.Prefix.Masked)
+	isWide := func(p netip.Prefix, _ int) bool { return p.Bits() < ipam.MinRouteBits }
+	kept = append(lo.Uniq(lo.Filter(prefixes, isWide)), ipam.Outermost(lo.Reject(prefixes, isWide), netip.Prefix.Masked)...)
 	slices.SortFunc(kept, func(a, b netip.Prefix) int { return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr())) })
 	limit := min(len(kept), maxRoutes)
 	return kept[:limit], len(kept) - limit

@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// Size is the maximum number of entries in a record, and MaxValue the maximum size of an entry, in bytes.
-	Size     = 256
+	// Size is the maximum number of entries in a record.
+	Size = 256
+	// MaxValue is the maximum size of an entry, in bytes.
 	MaxValue = 2048
 	// maxText is the maximum size of a reason, and maxState that of the other texts, in bytes.
 	maxText, maxState = 256, 96

@@ -249,6 +249,12 @@ func (a *allocator) free(avoid []netip.Prefix) []netip.Prefix {
 	return set.Prefixes()
 }
 
+// LeaveRoom reports whether ranges in use leave a free range of a length in the pools.
+func LeaveRoom(used []netip.Prefix, bits int) bool {
+	a := &allocator{}
+	return slices.ContainsFunc(a.free(used), func(p netip.Prefix) bool { return p.Bits() <= bits })
+}
+
 func (a *allocator) exhausted(r Request) error {
 	what, bits := r.Recipient, r.shape().Bits()
 	if r.Preferred.IsValid() {

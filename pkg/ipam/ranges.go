@@ -30,6 +30,9 @@ type Usage struct {
 
 func (u Usage) String() string { return u.Prefix.String() + " (" + u.Owner + ")" }
 
+// MinRouteBits is the length of the widest route of a node that no range of a peer may overlap with.
+const MinRouteBits = 8
+
 // DefaultPools returns the private ranges of RFC 1918, from which mapped ranges are chosen.
 func DefaultPools() []netip.Prefix { return prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16") }
 

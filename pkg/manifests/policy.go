@@ -20,9 +20,12 @@ type writer struct {
 	// condition matches the requests of these agents.
 	condition admissionv1.MatchCondition
 	variables []admissionv1.Variable
-	// labels is a map of the labels, and owner is true for an owner reference o, of the objects that they create. manager
-	// is true for one of their field managers m.
-	labels, owner, manager string
+	// labels is a map of the labels of the objects that they create.
+	labels string
+	// owner is true for an owner reference o of these objects.
+	owner string
+	// manager is true for one of their field managers m.
+	manager string
 }
 
 func node() writer {

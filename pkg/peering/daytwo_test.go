@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -95,6 +97,33 @@ func TestNodeSubnetAdded(t *testing.T) {
 	kit.ErrorIf(t, now.Remote.Pods[0].Mapped.Overlaps(inTheWay) || now.Remote.ExternalCIDR != was.Remote.ExternalCIDR,
 		"before %+v, after %+v", was.Remote, now.Remote)
 	kit.Check(t, "the other direction was changed", now.Local, was.Local, kit.Compare)
+}
+
+// Routes that claim everything, in one piece or in several, prevent no peering and move no range. They are named.
+func TestRoutesThatClaimEverything(t *testing.T) {
+	kit.NotShort(t)
+	a, b := TwoSites(t)
+	claim := func(routes ...string) {
+		b.Mu.Lock()
+		defer b.Mu.Unlock()
+		b.Routes = lo.Map(routes, func(r string, _ int) netip.Prefix { return kubetest.Prefix(r) })
+	}
+	claim("0.0.0.0/1", "128.0.0.0/1")
+	MustPeer(t, a, b, engine.Options{})
+	was := b.peering(t).Spec
+	for _, routes := range [][]string{{"0.0.0.0/0"}, {"10.0.0.0/7"}, {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}, {"10.0.0.0/9", "10.128.0.0/9", "172.16.0.0/12", "192.168.0.0/17", "192.168.128.0/17", "192.0.2.0/24"}} {
+		claim(routes...)
+		made := DryRun(t, a, b, engine.Options{})
+		if got := strings.Join(made.Clusters[1].Warnings, "\n"); !strings.Contains(got, "reports routes to "+routes[0]) || !strings.Contains(got, "leave no room for peers") {
+			t.Errorf("%v: the plan warns %q", routes, got)
+		}
+		MustPeer(t, a, b, engine.Options{})
+		kit.Check(t, "the ranges", b.peering(t).Spec, was, kit.Compare)
+	}
+	claim("10.0.0.0/8", "192.168.0.0/16") // it leaves room
+	if got := strings.Join(DryRun(t, a, b, engine.Options{}).Clusters[1].Warnings, "\n"); strings.Contains(got, "leave no room") {
+		t.Errorf("the plan warns %q", got)
+	}
 }
 
 // Only agents see that a node has a route into the range planned for the overlay. The overlay gets another range.

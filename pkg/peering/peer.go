@@ -248,11 +248,12 @@ func (p *pairing) checkInternalRange(context.Context) error {
 			continue
 		}
 		for _, n := range s.Facts.Reports {
-			for _, r := range n.Status.Routes {
+			routes, _ := plan.NodeRoutes(&n)
+			for _, r := range routes {
 				if !r.Overlaps(cn.Spec.InternalCIDR.Prefix) {
 					continue
 				}
-				s.Peering.ConflictingRoutes = append(s.Peering.ConflictingRoutes, r.Prefix)
+				s.Peering.ConflictingRoutes = append(s.Peering.ConflictingRoutes, r)
 				hint := fmt.Sprintf("try again with --reserve %s=%s", s.Name, r)
 				errs = append(errs, s.Errorf(kube.Ranges, "find a range for the overlay", hint,
 					"the chosen range %s overlaps %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name))

@@ -47,7 +47,7 @@ func newDraft(own Facts, intent Intent, peer *Offer) (*draft, error) {
 	agents.Ready = f.facts.Installed.Image != "" && len(f.facts.Unreported()) == 0
 	d.plan = ClusterPlan{
 		Cluster: f.facts.Network.Name, ClusterID: f.facts.Network.ClusterID, Peer: peer.Name, NodeAgents: agents,
-		Facts: f.facts.statements(), Warnings: slices.Clone(f.facts.Network.Warnings),
+		Facts: f.facts.statements(), Warnings: append(slices.Clone(f.facts.Network.Warnings), f.facts.leftOutRoutes()...),
 		SingleGatewayReason: cmp.Or(d.offer.Planes.SingleGatewayReason, peer.Planes.SingleGatewayReason),
 	}
 	if agents.Agents.Version != f.Version {

@@ -350,8 +350,9 @@ func (f *Facts) statements() []Statement {
 	}
 	routes, resolvers := map[netip.Prefix][]string{}, map[netip.Addr][]string{}
 	for _, n := range f.Reports {
-		for _, r := range n.Status.Routes {
-			routes[r.Prefix] = append(routes[r.Prefix], n.Name)
+		kept, _ := NodeRoutes(&n)
+		for _, r := range kept {
+			routes[r] = append(routes[r], n.Name)
 		}
 		for _, r := range n.Status.Resolvers {
 			resolvers[r.Addr] = append(resolvers[r.Addr], n.Name)
@@ -565,23 +566,4 @@ func isAutomatic(override string) bool { return override == "" || override == "a
 type input struct {
 	facts Facts
 	Intent
-}
-
-// RouteConflicts lists a node's routes that overlap ranges of the peering. The node got them after the ranges were
-// chosen, and cannot reach their destinations.
-func RouteConflicts(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
-	const again = "peer again for another range"
-	check := func(used v1alpha1.CIDR, what, advice string) {
-		for _, r := range n.Status.Routes {
-			if r.Overlaps(used.Prefix) {
-				out = append(out, fmt.Sprintf("node %s has a route to %s, but %s is %s: %s", n.Name, r, used, what, advice))
-			}
-		}
-	}
-	check(s.Local.InternalCIDR, "the overlay's own range", "unpeer this cluster from all, and peer again, for another one")
-	check(s.Remote.ExternalCIDR, "the range of the peer's nodes", again)
-	for _, m := range s.Remote.Pods {
-		check(m.Mapped, "a range of the peer's pods", again)
-	}
-	return out
 }

@@ -105,7 +105,8 @@ func (f *Facts) used(cn *v1alpha1.ClusterNetwork, peer *Offer) []ipam.Usage {
 	}
 	for _, n := range f.Reports {
 		// An invalid prefix in an agent's report is no reason to refuse a peering: only valid ones count.
-		used = append(used, usages("a route on node "+n.Name, v1alpha1.Prefixes(n.Status.Routes)...)...)
+		routes, _ := NodeRoutes(&n)
+		used = append(used, usages("a route on node "+n.Name, routes...)...)
 	}
 	// The tunnel's own packets go to the peer's nodes. If one of their addresses were routed into the tunnel, the packets
 	// would loop.
