@@ -294,7 +294,7 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 			// The agent's history.
 			policyRule("create,patch", "", "configmaps"),
 		})
-	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
+	account = slices.Concat(account, Policies())
 	pod := corev1.PodSpec{
 		ServiceAccountName:            v1alpha1.NodeAgentName,
 		PriorityClassName:             nodeCritical,

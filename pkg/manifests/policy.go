@@ -163,6 +163,12 @@ func gatewayPolicy(labels map[string]string) []Object {
 	return slices.Concat(events, objects, peerings)
 }
 
+// Policies returns the admission policies of the agents, with their bindings.
+func Policies() []Object {
+	labels := componentLabels("node")
+	return slices.Concat(gatewayPolicy(labels), nodePolicy(labels))
+}
+
 // ownObjects limits what agents may write into their NodeNetwork, Leases and history.
 func (w writer) ownObjects() []admissionv1.Validation {
 	owner := fmt.Sprintf("(variables.owned.size() > 0 || variables.ownedBefore.size() == 0 && oldObject != null) && variables.owned.size() <= variables.ownedBefore.size() + 1 && "+

@@ -194,12 +194,14 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	var leases coordinationv1.LeaseList
 	var pods corev1.PodList
 	var secrets []metav1.PartialObjectMetadata
+	var weak []string
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error { return c.ListAll(gctx, &reports, &nodes, &leases) })
 	g.Go(func() error {
 		secrets = Secrets(gctx, c, client.HasLabels{v1alpha1.LabelPeering, v1alpha1.LabelPlane})
 		return nil
 	})
+	g.Go(func() (err error) { weak, err = weakPolicies(gctx, c); return err })
 	g.Go(func() error {
 		err := c.List(gctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
 		return lo.Ternary(apierrors.IsForbidden(err), nil, err)
@@ -224,7 +226,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 			views = append(views, v)
 			continue
 		}
-		messages := append([]string{v.Message}, warnings(v, departed, ownerlessObjects(p, owned))...)
+		messages := append([]string{v.Message}, warnings(v, departed, ownerlessObjects(p, owned), weak)...)
 		v.Message = strings.Join(lo.Compact(messages), "; ")
 		views = append(views, v)
 	}
@@ -237,8 +239,13 @@ func emptyView(c *kube.Cluster, name, peer, peerID string, s State, message stri
 	return View{Name: name, Cluster: c.Name, ClusterID: c.ID, Peer: peer, PeerID: peerID, State: s, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: message}
 }
 
-// warnings returns what needs attention and does not affect the state: nodes that have left, and objects without their owner.
-func warnings(v View, departed int, ownerless []string) (out []string) {
+// warnings returns what needs attention and does not affect the state: nodes that have left, objects without their owner,
+// and admission policies without effect.
+func warnings(v View, departed int, ownerless, weak []string) (out []string) {
+	if len(weak) > 0 {
+		out = append(out, fmt.Sprintf("admission policies are missing or do not deny, so that agents' tokens can write more than agents do: %s; "+
+			"kubectl liqonet peer %s %s sets them again", strings.Join(weak, ", "), v.Cluster, v.Peer))
+	}
 	if departed > 0 {
 		out = append(out, fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, v.Cluster, v.Peer))
 	}

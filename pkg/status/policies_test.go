@@ -1,0 +1,70 @@
+package status
+
+import (
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
+)
+
+// Status names each policy that has no effect, whatever is missing.
+func TestWeakPolicies(t *testing.T) {
+	all := []string{"liqonet-gateway", "liqonet-gateway-objects", "liqonet-gateway-peerings", "liqonet-node", "liqonet-node-peerings"}
+	one := all[3:4]
+	for what, tt := range map[string]struct {
+		policy  func(*admissionv1.ValidatingAdmissionPolicy) bool
+		binding func(*admissionv1.ValidatingAdmissionPolicyBinding) bool
+		want    []string
+	}{
+		"complete":   {},
+		"no policy":  {policy: func(*admissionv1.ValidatingAdmissionPolicy) bool { return false }, want: one},
+		"no binding": {binding: func(*admissionv1.ValidatingAdmissionPolicyBinding) bool { return false }, want: one},
+		"errors allow": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool {
+			p.Spec.FailurePolicy = new(admissionv1.Ignore)
+			return true
+		}, want: one},
+		"no rules": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool { p.Spec.Validations = nil; return true }, want: one},
+		"another condition": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool {
+			p.Spec.MatchConditions = append(p.Spec.MatchConditions, admissionv1.MatchCondition{Name: "never", Expression: "false"})
+			return true
+		}, want: one},
+		"audits only": {binding: func(b *admissionv1.ValidatingAdmissionPolicyBinding) bool {
+			b.Spec.ValidationActions = []admissionv1.ValidationAction{admissionv1.Audit}
+			return true
+		}, want: one},
+		"some objects": {binding: func(b *admissionv1.ValidatingAdmissionPolicyBinding) bool {
+			b.Spec.MatchResources = &admissionv1.MatchResources{}
+			return true
+		}, want: one},
+		"another policy's": {binding: func(b *admissionv1.ValidatingAdmissionPolicyBinding) bool { b.Spec.PolicyName = "x"; return true }, want: one},
+		"with parameters": {binding: func(b *admissionv1.ValidatingAdmissionPolicyBinding) bool {
+			b.Spec.ParamRef = &admissionv1.ParamRef{Name: "x", ParameterNotFoundAction: new(admissionv1.AllowAction), Selector: &metav1.LabelSelector{}}
+			return true
+		}, want: one},
+	} {
+		var objs []client.Object
+		for _, o := range manifests.Policies() {
+			keep := true
+			switch o := o.(type) {
+			case *admissionv1.ValidatingAdmissionPolicy:
+				keep = tt.policy == nil || o.Name != one[0] || tt.policy(o)
+			case *admissionv1.ValidatingAdmissionPolicyBinding:
+				keep = tt.binding == nil || o.Name != one[0] || tt.binding(o)
+			}
+			if keep {
+				objs = append(objs, o.(client.Object))
+			}
+		}
+		got, err := weakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}, objs...))
+		kit.NoError(t, err)
+		kit.Check(t, what, got, append([]string{}, tt.want...))
+	}
+	got := kit.Must(weakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{})))(t)
+	kit.Check(t, "nothing", len(got), len(all))
+}
