@@ -3,6 +3,7 @@ package schema_test
 import (
 	"testing"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
@@ -24,5 +25,23 @@ func TestHostileObjectsAreRead(t *testing.T) {
 			})
 			t.Logf("%d of more than 50 kB", large)
 		})
+	}
+}
+
+// A time that Go cannot read, among the field owners that an agent may forge, makes no object unreadable.
+func TestForgedOwnersAreRead(t *testing.T) {
+	for kind, of := range schema.Examples() {
+		obj := kit.Must(schema.Unstructured(of))(t)
+		meta := obj["metadata"].(map[string]any)
+		meta["managedFields"] = []any{map[string]any{"manager": "x", "time": "10000-01-01T00:00:00Z"}}
+		meta["labels"] = map[string]any{"a": "b"}
+		switch kind {
+		case "Peering":
+			p := schema.Into[v1alpha1.Peering](t, obj)
+			kit.ErrorIf(t, p.Name != of.GetName() || p.Labels["a"] != "b" || p.Spec.Overlay == "", "%+v", p)
+		case "NodeNetwork":
+			n := schema.Into[v1alpha1.NodeNetwork](t, obj)
+			kit.ErrorIf(t, n.Name != of.GetName() || n.Labels["a"] != "b" || !n.Status.Address.IsValid(), "%+v", n)
+		}
 	}
 }

@@ -288,14 +288,26 @@ func (n *NodeNetwork) UnmarshalJSON(b []byte) error {
 func decode[S, T any](b []byte, kind *metav1.TypeMeta, meta *metav1.ObjectMeta, spec *S, status *T) error {
 	var o struct {
 		metav1.TypeMeta `json:",inline"`
-		ObjectMeta      metav1.ObjectMeta `json:"metadata"`
-		Spec            json.RawMessage   `json:"spec"`
-		Status          json.RawMessage   `json:"status"`
+		Metadata        json.RawMessage `json:"metadata"`
+		Spec            json.RawMessage `json:"spec"`
+		Status          json.RawMessage `json:"status"`
 	}
 	if err := kjson.Unmarshal(b, &o); err != nil {
 		return err
 	}
-	*kind, *meta, *spec, *status = o.TypeMeta, o.ObjectMeta, *new(S), *new(T)
+	*kind, *meta, *spec, *status = o.TypeMeta, metav1.ObjectMeta{}, *new(S), *new(T)
+	if len(o.Metadata) > 0 && kjson.Unmarshal(o.Metadata, meta) != nil {
+		// Agents can write who owns fields, and since when. Nobody needs that to read the object.
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal(o.Metadata, &fields); err != nil {
+			return err
+		}
+		delete(fields, "managedFields")
+		readable, _ := json.Marshal(fields) // it was JSON
+		if err := kjson.Unmarshal(readable, meta); err != nil {
+			return err
+		}
+	}
 	if kjson.Unmarshal(o.Spec, spec) != nil {
 		*spec = *new(S)
 	}
