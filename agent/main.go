@@ -129,7 +129,7 @@ func newGateway(log *slog.Logger, level *logs.Level) *cobra.Command {
 	cmd.Flags().IntVar(&cfg.Plane, "plane", 0, "index of the plane")
 	cmd.Flags().StringVar(&cfg.KeyDir, "key-dir", "", "directory with the private key")
 	cmd.Flags().StringVar(&cfg.PresharedKey, "preshared-key", "", "file with the tunnel's pre-shared key, empty if it has none")
-	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the keys of the cluster's overlay, named by generation")
+	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the gateway's overlay keys, named by generation")
 	return cmd
 }
 

@@ -37,7 +37,7 @@ type local struct {
 	key   wgtypes.Key
 	// preshared is the tunnel's pre-shared key, the zero value if it has none.
 	preshared wgtypes.Key
-	// overlayKeys are the keys of the cluster's overlay.
+	// overlayKeys are the gateway's own keys for its links to nodes.
 	overlayKeys overlay.Keys
 	// node is the name of the node on which the gateway runs.
 	node string

@@ -49,7 +49,7 @@ type Config struct {
 	KeyDir string
 	// PresharedKey is a file with the tunnel's pre-shared key, empty if it has none.
 	PresharedKey string
-	// OverlayKeys is a directory with keys of the cluster's overlay.
+	// OverlayKeys is a directory with the gateway's keys for its links to nodes.
 	OverlayKeys string
 	// PodIPs, PodName and NodeName identify where the agent runs. A pod has one address of each family that its cluster
 	// has.

@@ -367,7 +367,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			return fmt.Errorf("its gateway has the address %s, which is in none of the peering's pod ranges: if it is a pod's address, add its range with --pod-cidr", status.PodIP)
 		}
 		g.pod, g.mtu, g.tunnelTarget, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
-		secret := l.keys.ForGeneration(plane.OverlayKeyGeneration)
+		secret := l.keys.ForGateway(v1alpha1.GatewayName(p.Name, plane.Index), plane.OverlayKeyGeneration)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
 			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay.LinkKind()), VNI: vni,
 			Local: l.address, LocalMAC: secret.MAC(vni, l.address), Peer: gatewayAddr, PeerMAC: secret.MAC(vni, gatewayAddr),

@@ -76,13 +76,14 @@ func TestDesire(t *testing.T) {
 		}
 		return out
 	}
-	link := func(name string, vni uint32, gw netip.Addr, remote string, mtu int) overlay.Link {
+	link := func(name, gateway string, vni uint32, gw netip.Addr, remote string, mtu int) overlay.Link {
+		key := me.keys.ForGateway(gateway, 3)
 		return overlay.Link{
-			Name: name, Kind: "geneve", VNI: vni, Local: me.address, LocalMAC: me.keys[3].MAC(vni, me.address), Peer: gw, PeerMAC: me.keys[3].MAC(vni, gw),
+			Name: name, Kind: "geneve", VNI: vni, Local: me.address, LocalMAC: key.MAC(vni, me.address), Peer: gw, PeerMAC: key.MAC(vni, gw),
 			Remote: addr(remote), MTU: mtu,
 		}
 	}
-	linkB, linkC := link("loq2-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("loq1-0", 4<<13|7, gwC, "10.244.9.1", 1390)
+	linkB, linkC := link("loq2-0", "gateway-b-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("loq1-0", "gateway-c-0", 4<<13|7, gwC, "10.244.9.1", 1390)
 	natWith := func(remote []netip.Prefix, gateways ...nat.NodeGateway) *nat.Node {
 		return &nat.Node{
 			OverlayGroup: overlay.Group, Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
@@ -100,7 +101,7 @@ func TestDesire(t *testing.T) {
 		overlay: overlay.State{Rules: rules, Routes: unreachable("10.30.0.0/16", "10.70.0.0/18")}, nat: natWith(rangesB), gateways: []gateway{waiting},
 	}
 	gw3 := addr("10.80.31.243")
-	vxlanB, vxlan3 := linkB, link("loq2-3", 11<<13|7, gw3, "10.244.8.8", 1300)
+	vxlanB, vxlan3 := linkB, link("loq2-3", "gateway-b-3", 11<<13|7, gw3, "10.244.8.8", 1300)
 	vxlanB.Kind, vxlan3.Kind = "vxlan", "vxlan"
 	// Each plane has a route to its own remote gateway. After the routes through the plane in use come those through
 	// each plane.

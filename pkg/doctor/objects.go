@@ -136,14 +136,22 @@ func secrets(x *examination) {
 			about(x.fail("", "the Secret "+name+" is gone, with "+what, "running pods are not affected, but new ones cannot mount it", hint))
 		}
 	}
+	var overlayKeys []int32
 	if x.Own.DaemonSet != nil {
-		for _, g := range manifests.OverlayKeys(&x.Own.DaemonSet.Spec.Template.Spec) {
+		overlayKeys = manifests.OverlayKeys(&x.Own.DaemonSet.Spec.Template.Spec)
+		for _, g := range overlayKeys {
 			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.peerCommand(), func(*check.Finding) {})
 		}
 	}
 	for _, g := range x.gateways() {
 		m := manifests.Gateway{Peering: g.peering.Name, Plane: g.Index, KeyGeneration: g.KeyGeneration, PresharedKey: g.PresharedKey.Generation}
+		if m.OverlayKey = g.OverlayKeyGeneration; !slices.Contains(overlayKeys, m.OverlayKey) {
+			m.OverlayKey = lo.FirstOrEmpty(overlayKeys) // as agents do
+		}
 		wanted(m.SecretName(), "the key of a gateway", x.liqonet("peer", g.peer()), g.attribute)
+		if m.OverlayKey > 0 {
+			wanted(m.OverlaySecretName(), "the key of a gateway's links to nodes", x.liqonet("peer", g.peer()), g.attribute)
+		}
 		if m.PresharedKey > 0 {
 			wanted(m.PresharedSecretName(), "a pre-shared key", x.liqonet("peer", g.peer()), g.attribute)
 		}

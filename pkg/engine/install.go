@@ -130,12 +130,15 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.NodeAgents, least 
 	g.Go(func() error { return s.Apply(gctx, append(account, manifests.CriticalPodsQuota())...) })
 	g.Go(func() error { return s.ensureIdentity(gctx) })
 	for _, generation := range manifests.OverlayKeys(&daemonSet.Spec.Template.Spec) {
-		g.Go(func() error { return s.EnsureOverlayKey(gctx, generation) })
+		g.Go(func() error {
+			_, err := s.EnsureOverlayKey(gctx, generation)
+			return err
+		})
 	}
 	if err := g.Wait(); err != nil {
 		return kube.UninstallingIfTerminating(err)
 	}
-	if err := retireOverlayKeys(ctx, s.Cluster, least); err != nil {
+	if err := s.retireOverlayKeys(ctx, least); err != nil {
 		return err
 	}
 	if planned.Ready {

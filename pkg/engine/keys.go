@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/ed25519"
@@ -25,6 +26,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // KeyBytes is the length of WireGuard keys and of the overlay's keys (overlay.KeyBytes, in a package that depends on
@@ -77,14 +79,44 @@ func CheckNotMounted(ctx context.Context, c *kube.Cluster, secret string) error 
 }
 
 // EnsureOverlayKey creates the overlay's key of a generation, if there is none.
-func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
+func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) (*corev1.Secret, error) {
 	name := manifests.OverlaySecretName(generation)
-	_, err := s.ensureSecret(ctx, name, v1alpha1.OverlayKeyFile, "key of the overlay", func() (*corev1.Secret, error) {
+	return s.ensureSecret(ctx, name, v1alpha1.OverlayKeyFile, "key of the overlay", func() (*corev1.Secret, error) {
 		key := make([]byte, KeyBytes)
 		_, err := rand.Read(key)
 		return manifests.OverlaySecret(generation, key), err
 	})
-	return err
+}
+
+// ensureGatewayKeys creates the Secrets with overlay keys that a gateway's Deployment mounts, from the cluster's keys.
+func (s *Side) ensureGatewayKeys(ctx context.Context, deployment *appsv1.Deployment) error {
+	g := gatewayIn(deployment)
+	if owners := deployment.OwnerReferences; len(owners) > 0 {
+		g.Owner = owners[0].UID
+	}
+	for _, g.OverlayKey = range manifests.OverlayKeys(PodSpecOf(deployment)) {
+		cluster, err := s.EnsureOverlayKey(ctx, g.OverlayKey)
+		if err != nil {
+			return err
+		}
+		want := g.OverlaySecret(wire.GatewayKey(cluster.Data[v1alpha1.OverlayKeyFile], g.Name(), g.OverlayKey))
+		for {
+			secret, err := s.ensureSecret(ctx, want.Name, v1alpha1.OverlayKeyFile, "overlay key of "+g.Name(), func() (*corev1.Secret, error) {
+				return want.DeepCopy(), nil
+			})
+			if err != nil {
+				return err
+			}
+			if bytes.Equal(secret.Data[v1alpha1.OverlayKeyFile], want.Data[v1alpha1.OverlayKeyFile]) {
+				break
+			}
+			// It is derived from a key that was deleted.
+			if err := s.Delete(ctx, secret); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // ensureIdentity creates the cluster's identity if it has none, and stores its public key.
@@ -101,15 +133,20 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 
 // retireOverlayKeys removes overlay keys before a generation from all agents, of all peerings. A rollback does not
 // restore them: nodes that have left must not know the key in use.
-func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) error {
+func (s *Side) retireOverlayKeys(ctx context.Context, generation int32) error {
 	return kube.RetryOnConflict(func() error {
-		agents, err := c.ListManaged(ctx, nil, &appsv1.DaemonSetList{}, &appsv1.DeploymentList{})
+		agents, err := s.ListManaged(ctx, nil, &appsv1.DaemonSetList{}, &appsv1.DeploymentList{})
 		return cmp.Or(err, failure.ForEach(ctx, agents, func(ctx context.Context, obj client.Object) error {
 			before := obj.DeepCopyObject().(client.Object)
 			if !manifests.RetireOverlayKeys(PodSpecOf(obj), generation) {
 				return nil
 			}
-			return patchAgents(ctx, c, before, obj)
+			if deployment, is := obj.(*appsv1.Deployment); is {
+				if err := s.ensureGatewayKeys(ctx, deployment); err != nil {
+					return err
+				}
+			}
+			return patchAgents(ctx, s.Cluster, before, obj)
 		}))
 	})
 }

@@ -130,6 +130,13 @@ func outdatedPods(ctx context.Context, c *kube.Cluster, nodes []string) (newest 
 // a new one waits only seconds for its predecessor. So the new one starts only after its predecessor has exited,
 // which it does once nodes use another plane. If there is no other plane, it starts at once.
 func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *unstructured.Unstructured, noRedundancy bool) error {
+	deployment := &appsv1.Deployment{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(next.Object, deployment); err != nil {
+		return err
+	}
+	if err := s.ensureGatewayKeys(ctx, deployment); err != nil {
+		return err
+	}
 	if !noRedundancy {
 		_, live, err := s.Read(ctx, next)
 		if err != nil {

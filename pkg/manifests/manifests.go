@@ -51,8 +51,10 @@ const (
 
 	// volumeOverlay is the pods' volume with the overlay keys.
 	volumeOverlay = "overlay"
-	// overlayPrefix is the prefix of the names of Secrets with overlay keys.
-	overlayPrefix = "liqonet-overlay-"
+	// overlayPart of the names of Secrets with overlay keys is between their owner and the generation. clusterOwner is the
+	// owner of those that node agents mount. Gateways mount their own.
+	overlayPart  = "-overlay-"
+	clusterOwner = "liqonet"
 
 	// IdentitySecretName is the name of the Secret with the key by which peers recognize the cluster.
 	IdentitySecretName = "liqonet-identity"
@@ -121,13 +123,19 @@ func CriticalPodsQuota() *corev1.ResourceQuota {
 
 // OverlaySecretName returns the name of the Secret with an overlay key, by the key's generation. A kubelet keeps an
 // immutable Secret as long as a pod uses it, so a new key needs a new name.
-func OverlaySecretName(generation int32) string { return overlayPrefix + strconv.Itoa(int(generation)) }
+func OverlaySecretName(generation int32) string { return overlaySecretName(clusterOwner, generation) }
 
-// OverlayGeneration returns the generation of the overlay key in a Secret of that name, 0 if it contains none.
+func overlaySecretName(owner string, generation int32) string {
+	return fmt.Sprint(owner, overlayPart, generation)
+}
+
+// OverlayGeneration returns the generation of the overlay key in a Secret of that name, the cluster's or a gateway's. It
+// returns 0 if it contains none.
 func OverlayGeneration(secretName string) int32 {
-	number, isOne := strings.CutPrefix(secretName, overlayPrefix)
+	at := max(strings.LastIndex(secretName, overlayPart), 0)
+	owner, number := secretName[:at], strings.TrimPrefix(secretName[at:], overlayPart)
 	generation, err := strconv.ParseInt(number, 10, 32)
-	if !isOne || err != nil {
+	if owner != clusterOwner && !strings.HasPrefix(owner, v1alpha1.GatewayServiceName("")) || err != nil {
 		return 0
 	}
 	return int32(generation)
@@ -181,7 +189,7 @@ func JournalSecret(peering string) *corev1.Secret {
 
 // mountOverlayKeys mounts overlay keys into an agent's pod, each as a file named after its generation.
 func mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
-	mount(pod, volumeOverlay, OverlayDir, projected(overlaySources(generations)...), "--overlay-keys="+OverlayDir)
+	mount(pod, volumeOverlay, OverlayDir, projected(overlaySources(pod, generations)...), "--overlay-keys="+OverlayDir)
 }
 
 // mount mounts files or a device into the only container of an agent's pod, and adds arguments with their location.
@@ -200,10 +208,11 @@ func fromSecret(name string) corev1.VolumeSource {
 	return corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name, DefaultMode: new(int32(0o400))}}
 }
 
-func overlaySources(generations []int32) []corev1.VolumeProjection {
+func overlaySources(pod *corev1.PodSpec, generations []int32) []corev1.VolumeProjection {
+	owner := lo.Ternary(pod.ServiceAccountName == v1alpha1.NodeAgentName, clusterOwner, pod.ServiceAccountName)
 	return lo.Map(generations, func(g int32, _ int) corev1.VolumeProjection {
 		return corev1.VolumeProjection{Secret: &corev1.SecretProjection{
-			LocalObjectReference: corev1.LocalObjectReference{Name: OverlaySecretName(g)},
+			LocalObjectReference: corev1.LocalObjectReference{Name: overlaySecretName(owner, g)},
 			Items:                []corev1.KeyToPath{{Key: v1alpha1.OverlayKeyFile, Path: strconv.Itoa(int(g))}},
 		}}
 	})
@@ -254,7 +263,7 @@ func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 
 // SetOverlayKeys gives the pods of an agent the keys of these generations, which restarts them.
 func SetOverlayKeys(pod *corev1.PodSpec, generations []int32) {
-	overlayVolume(pod).Sources = overlaySources(generations)
+	overlayVolume(pod).Sources = overlaySources(pod, generations)
 }
 
 // CopyOverlayKeys copies the overlay keys of a live agent to the object that is about to be applied.
@@ -392,6 +401,14 @@ func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
 		secret.Annotations[v1alpha1.AnnotationFingerprint] = Fingerprint(key)
 	}
 	return secret
+}
+
+// OverlaySecretName returns the name of the Secret with the key of the gateway's links to nodes.
+func (g Gateway) OverlaySecretName() string { return overlaySecretName(g.Name(), g.OverlayKey) }
+
+// OverlaySecret returns the Secret with the key of the gateway's links to nodes. Without a key it has no data.
+func (g Gateway) OverlaySecret(key []byte) *corev1.Secret {
+	return g.secret(g.OverlaySecretName(), keyData(v1alpha1.OverlayKeyFile, key))
 }
 
 // Fingerprint identifies a pre-shared key. The key is random, so a part of its hash does not reveal it.

@@ -22,11 +22,10 @@ import (
 // Agents have only these files: their keys, and those for calls to their API server. The token lasts a day, is only for
 // the API server, and no pod gets one unless it requests it.
 func TestTokensAndMounts(t *testing.T) {
-	overlay := "overlay [1]"
 	want := map[string]map[string]string{
-		v1alpha1.NodeAgentName: {accountDir: "account", OverlayDir: overlay},
-		"gateway-b-0":          {accountDir: "account", OverlayDir: overlay, KeyDir: "Secret gateway-b-0-0"},
-		"gateway-c-3":          {accountDir: "account", OverlayDir: overlay, KeyDir: "Secret gateway-c-3-0", "/dev/net/tun": "host /dev/net/tun"},
+		v1alpha1.NodeAgentName: {accountDir: "account", OverlayDir: "Secret liqonet-overlay-1"},
+		"gateway-b-0":          {accountDir: "account", OverlayDir: "Secret gateway-b-0-overlay-1", KeyDir: "Secret gateway-b-0-0"},
+		"gateway-c-3":          {accountDir: "account", OverlayDir: "Secret gateway-c-3-overlay-1", KeyDir: "Secret gateway-c-3-0", "/dev/net/tun": "host /dev/net/tun"},
 	}
 	for _, p := range templates(t) {
 		if want[p.name] == nil {
@@ -40,8 +39,9 @@ func TestTokensAndMounts(t *testing.T) {
 			case v.HostPath != nil:
 				sources[v.Name] = "host " + v.HostPath.Path
 			case v.Name == "overlay":
-				sources[v.Name] = fmt.Sprint("overlay ", OverlayKeys(&p.Spec))
+				kit.Check(t, p.name+": generations", OverlayKeys(&p.Spec), []int32{1})
 				for _, source := range v.Projected.Sources {
+					sources[v.Name] += "Secret " + source.Secret.Name
 					kit.ErrorIf(t, source.Secret == nil || len(source.Secret.Items) != 1, "%s: the overlay's keys are mounted with %v", p.name, source)
 				}
 			case v.Projected != nil:

@@ -14,7 +14,6 @@ package nat
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -246,7 +245,10 @@ func (t table) update(c *nftables.Conn, have content) (changed bool, err error) 
 	if have.sameRules(t) {
 		return changed, nil
 	}
-	return true, cmp.Or(t.updateRules(c, have), c.Flush())
+	if err := t.updateRules(c, have); err != nil {
+		return false, err
+	}
+	return true, c.Flush()
 }
 
 // updateRules queues the replacement of all chains, and the removal of sets and counters that no rule needs any more.
@@ -354,7 +356,10 @@ func (t table) fill(c *nftables.Conn, k *nftables.Table) error {
 	if _, err := t.updateSets(c, made); err != nil {
 		return err
 	}
-	return cmp.Or(t.updateRules(c, made), c.Flush())
+	if err := t.updateRules(c, made); err != nil {
+		return err
+	}
+	return c.Flush()
 }
 
 // counters returns the counters of a table, by name.

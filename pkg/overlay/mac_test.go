@@ -2,13 +2,17 @@ package overlay_test
 
 import (
 	"bytes"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
 	"testing/quick"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -26,6 +30,22 @@ func TestMAC(t *testing.T) {
 		return mac(a)[0]&3 == 2 && (mac(a) == mac(b)) == (a == b) && (mac(a) == mac(other)) == (a == other)
 	}
 	kit.CheckNoError(t, quick.Check(property, nil))
+}
+
+// Gateways have different keys, also in different generations. Each end of a link derives the same one.
+func TestForGateway(t *testing.T) {
+	keys := overlay.Keys{7: {1}, 8: {2}}
+	seen := map[overlay.Key]string{keys[7]: "the cluster's", keys[8]: "the cluster's next"}
+	for _, name := range []string{"gateway-b-0", "gateway-b-1", "gateway-b-10", "gateway-c-0"} {
+		for _, generation := range []int32{7, 8} {
+			key, what := keys.ForGateway(name, generation), fmt.Sprint(name, ", generation ", generation)
+			kit.ErrorIf(t, seen[key] != "", "%s has the key of %s", what, seen[key])
+			seen[key] = what
+			mounted := overlay.Keys{generation: overlay.Key(wire.GatewayKey(lo.ToPtr(keys[generation])[:], name, generation))}
+			kit.ErrorIf(t, mounted.ForGeneration(generation) != key, "%s: the gateway has another key than nodes", what)
+		}
+		kit.ErrorIf(t, keys.ForGateway(name, 0) != keys.ForGateway(name, 7), "%s: an unknown generation is not that of the oldest key", name)
+	}
 }
 
 func TestReadKeys(t *testing.T) {

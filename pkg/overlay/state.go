@@ -160,10 +160,10 @@ func addrFrom(ip []byte) netip.Addr {
 }
 
 // KeyBytes is the length of a Key.
-const KeyBytes = 32
+const KeyBytes = wire.GatewayKeyBytes
 
-// Key is a secret of the nodes and gateways of one cluster. The MAC addresses inside the overlay are derived from it.
-// The kernel drops frames to other addresses, because they are not for the link on which they arrive. So forging outer
+// Key is a secret of the nodes of one cluster, or of one gateway and these nodes (see Keys.ForGateway). The MAC addresses
+// inside the overlay are derived from a gateway's key. The kernel drops frames to other addresses, because they are not for the link on which they arrive. So forging outer
 // addresses, as anyone on the nodes' network can, is not enough to send into the overlay.
 type Key [KeyBytes]byte
 
@@ -201,8 +201,17 @@ func ReadKeys(dir string) (Keys, error) {
 
 // ForGeneration returns the key of a generation, or the oldest key if that generation is unknown. Both ends of a link
 // whose key was never chosen use the oldest key, even if other links have newer ones.
-func (k Keys) ForGeneration(generation int32) Key {
-	return lo.ValueOr(k, generation, k[lo.Min(lo.Keys(k))])
+func (k Keys) ForGeneration(generation int32) Key { return k[k.known(generation)] }
+
+// ForGateway returns the key of a gateway's links. k are the cluster's keys, generation is as in ForGeneration.
+func (k Keys) ForGateway(name string, generation int32) Key {
+	generation = k.known(generation)
+	secret := k[generation]
+	return Key(wire.GatewayKey(secret[:], name, generation))
+}
+
+func (k Keys) known(generation int32) int32 {
+	return lo.Ternary(lo.HasKey(k, generation), generation, lo.Min(lo.Keys(k)))
 }
 
 // MAC is an Ethernet address.

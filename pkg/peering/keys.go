@@ -197,7 +197,8 @@ func (p *pairing) readKeyExchanges(ctx context.Context) {
 	})
 }
 
-// deleteStaleKeys deletes the keys of a gateway that it no longer uses, and those that interrupted commands left.
+// deleteStaleKeys deletes the keys of a gateway that it no longer uses, and those that interrupted commands left. Another
+// command may have given it a later overlay key.
 func deleteStaleKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) error {
 	secrets, err := s.ListManaged(ctx, g.Labels(), kube.SecretMetadataList())
 	if err != nil {
@@ -205,7 +206,7 @@ func deleteStaleKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) e
 	}
 	return s.DeleteEach(ctx, slices.DeleteFunc(secrets, func(secret client.Object) bool {
 		name := secret.GetName()
-		return name == g.SecretName() || g.PresharedKey > 0 && name == g.PresharedSecretName()
+		return name == g.SecretName() || manifests.OverlayGeneration(name) >= max(g.OverlayKey, 1) || g.PresharedKey > 0 && name == g.PresharedSecretName()
 	}))
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
@@ -149,8 +151,13 @@ func (w *Site) overlayKey(t *testing.T, name string) []byte {
 	var secrets corev1.SecretList
 	kit.NoError(t, w.Raw.List(t.Context(), &secrets, client.InNamespace(v1alpha1.Namespace)))
 	var key []byte
+	gateways := map[string]corev1.Secret{}
 	for _, s := range secrets.Items {
 		if manifests.OverlayGeneration(s.Name) == 0 {
+			continue
+		}
+		if s.Labels[v1alpha1.LabelPlane] != "" {
+			gateways[s.Name] = s
 			continue
 		}
 		if key = s.Data[v1alpha1.OverlayKeyFile]; s.Name != name || len(key) != engine.KeyBytes || s.Immutable == nil || !*s.Immutable {
@@ -163,11 +170,24 @@ func (w *Site) overlayKey(t *testing.T, name string) []byte {
 		objs := kube.Items(list)
 		for _, obj := range objs {
 			agents++
-			if keys := manifests.OverlayKeys(engine.PodSpecOf(obj)); len(keys) != 1 || manifests.OverlaySecretName(keys[0]) != name {
+			keys, secrets := manifests.OverlayKeys(engine.PodSpecOf(obj)), mounted(engine.PodSpecOf(obj))
+			if len(keys) != 1 || manifests.OverlaySecretName(keys[0]) != name {
 				t.Errorf("%s of %s mounts the keys %v, want %s", kube.Describe(obj), w.Name, keys, name)
+				continue
 			}
+			if obj.GetName() == v1alpha1.NodeAgentName {
+				kit.ErrorIf(t, !secrets.Has(name), "node agents of %s mount %v", w.Name, secrets)
+				continue
+			}
+			// Gateways mount only what is derived for them.
+			own := gateways[fmt.Sprintf("%s-overlay-%d", obj.GetName(), keys[0])]
+			derived := wire.GatewayKey(key, obj.GetName(), keys[0])
+			kit.ErrorIf(t, secrets.Has(name) || !secrets.Has(own.Name) || !bytes.Equal(own.Data[v1alpha1.OverlayKeyFile], derived),
+				"%s of %s mounts %v, and its key is not derived from %s", kube.Describe(obj), w.Name, secrets, name)
+			delete(gateways, own.Name)
 		}
 	}
+	kit.ErrorIf(t, len(gateways) > 0, "%s has keys that no gateway mounts: %v", w.Name, slices.Sorted(maps.Keys(gateways)))
 	kit.FatalIf(t, key == nil || agents < 2, "%s has %d agents, and %d bytes of key in %s", w.Name, agents, len(key), name)
 	return key
 }
@@ -237,7 +257,7 @@ func TestFormerNodeKnowsNoKey(t *testing.T) {
 	slices.Sort(would)
 	want := []string{
 		"a change ClusterNetwork cluster", "a change DaemonSet liqonet-node", "a change Deployment gateway-b-0", "a change Peering b",
-		"a create Secret liqonet-overlay-2", "a delete Secret liqonet-overlay-1", "b change Peering a",
+		"a create Secret gateway-b-0-overlay-2", "a create Secret liqonet-overlay-2", "a delete Secret liqonet-overlay-1", "b change Peering a",
 	}
 	kit.Check(t, "the plan", would, want)
 	a.overlayKey(t, "liqonet-overlay-1")

@@ -173,7 +173,7 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 			return err
 		}
 		next := s.Facts.NextOverlayKey()
-		if err := s.EnsureOverlayKey(ctx, next); err != nil {
+		if _, err := s.EnsureOverlayKey(ctx, next); err != nil {
 			return err
 		}
 		r.overlayKeys[s.Index], r.departed[s.Index] = next, plan.DepartedNodes(s.Facts.Ledger, s.Facts.Network.NodeUIDs())

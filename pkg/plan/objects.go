@@ -100,6 +100,7 @@ func (c *ClusterPlan) planObjects(own *Facts) {
 	}
 	for _, g := range c.Gateways {
 		l.add(noStage, "", "the gateway's WireGuard key; created once, and never shown", g.Secret(nil))
+		l.add(noStage, "", "the key of the gateway's links to nodes, derived from the overlay's; never shown", g.OverlaySecret(nil))
 		if g.PresharedKey > 0 {
 			l.add(noStage, "", "the tunnel's pre-shared key, the same in both clusters; created once, and never shown", g.PresharedSecret(nil))
 		}

@@ -1,11 +1,15 @@
 // Package wire defines names and numbers that several parts of the product share: what agents create in a kernel, and
 // what commands and checks report about it.
 //
-// Out of scope: computations, and anything that only one package needs. It imports no other package of the product, and
+// Out of scope: other computations than that of keys, and anything that only one package needs. It imports no other package of the product, and
 // nothing that talks to a kernel.
 package wire
 
-import "fmt"
+import (
+	"crypto/hkdf"
+	"crypto/sha256"
+	"fmt"
+)
 
 // The agents' ports that other components know: UDP for the overlay and the tunnel, TCP for the channel between gateways.
 const (
@@ -46,3 +50,14 @@ func NodeLink(peering, plane int32) string { return fmt.Sprintf("%s%d-%d", LinkP
 
 // GatewayLink returns the name of a gateway's interface to a node, by the node's number.
 func GatewayLink(node int) string { return fmt.Sprintf("%sn%d", LinkPrefix, node) }
+
+// GatewayKeyBytes is the length of a gateway's overlay key.
+const GatewayKeyBytes = 32
+
+// GatewayKey derives the key of a gateway's links from a key of the cluster's overlay, by HKDF (RFC 5869). Nodes have the
+// cluster's keys, and a gateway has only its own, so it cannot send in the name of another one. gateway is the name of
+// its Deployment, which contains the peering and the plane.
+func GatewayKey(clusterKey []byte, gateway string, generation int32) []byte {
+	key, _ := hkdf.Key(sha256.New, clusterKey, nil, fmt.Sprintf("liqonet overlay %d %s", generation, gateway), GatewayKeyBytes) // only a longer key is an error
+	return key
+}

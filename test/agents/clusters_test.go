@@ -17,6 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
@@ -102,7 +103,7 @@ func (c *cluster) start(t testing.TB) {
 	for i := range c.gateways {
 		n := &c.nodes[i]
 		env := []string{"POD_IPS=" + n.gatewayIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + n.name}
-		files := map[string][]byte{"1": c.key[:], v1alpha1.PrivateKeyFile: c.keys[i][:], v1alpha1.PresharedKeyFile: presharedKey[:]}
+		files := map[string][]byte{"1": wire.GatewayKey(c.key[:], v1alpha1.GatewayName(c.peer(), int32(i)), 1), v1alpha1.PrivateKeyFile: c.keys[i][:], v1alpha1.PresharedKeyFile: presharedKey[:]}
 		c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.PresharedKeyFile)
 		c.agents = append(c.agents, c.gateways[i])
 		c.gateways[i].start(t)

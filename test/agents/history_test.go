@@ -18,6 +18,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -103,6 +104,7 @@ func checkNoSecret(t *testing.T, clusters [2]*cluster) {
 		secrets["overlay key of "+c.name] = c.key[:]
 		for i := range c.keys {
 			secrets[fmt.Sprintf("key of gateway %d of %s", i, c.name)] = c.keys[i][:]
+			secrets[fmt.Sprintf("overlay key of gateway %d of %s", i, c.name)] = wire.GatewayKey(c.key[:], v1alpha1.GatewayName(c.peer(), int32(i)), 1)
 		}
 		for _, p := range c.agents {
 			texts[strings.Join(p.args, " ")+" of "+c.name] = p.log.String()

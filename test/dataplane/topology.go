@@ -122,9 +122,9 @@ type Cluster struct {
 	Exposed []Host
 	// Plain are additional pod ranges of this cluster and of the peer, which are not translated.
 	Plain struct{ Own, Peer netip.Prefix }
-	// Key is the overlay's key.
-	Key overlay.Key
 
+	// keys are those of the cluster's overlay.
+	keys    overlay.Keys
 	options Options
 }
 
@@ -135,8 +135,9 @@ type Side struct {
 	// Tunnel is the process in the gateway, Config the configuration of the tunnel.
 	Tunnel *Tunnel
 	Config tunnel.Config
-	// Overlay is the gateway's overlay address.
+	// Overlay is the gateway's overlay address, and Key that of its links.
 	Overlay Host
+	Key     overlay.Key
 
 	// number is that of the gateway, peerGateway the address by which it knows the peer's gateway.
 	number      int
@@ -237,7 +238,8 @@ func (n *Topology) attach(t testing.TB, name, address string) *netns.NS {
 
 func (n *Topology) cluster(t testing.TB, name string, number int, r ranges, o Options) *Cluster {
 	t.Helper()
-	c := &Cluster{Name: name, Key: overlay.Key{byte(number)}, Side: Side{ranges: r}, options: o}
+	c := &Cluster{Name: name, keys: overlay.Keys{1: {byte(number)}}, Side: Side{ranges: r}, options: o}
+	c.Key = c.keys.ForGateway("gateway-first-0", 1)
 	for i := range c.Nodes {
 		host := name + fmt.Sprint(i+1)
 		addr := fmt.Sprintf("172.18.%d.%d", number, i+1)
@@ -294,7 +296,7 @@ func (c *Cluster) addGateway(t testing.TB, name, address string) Host {
 // addSide adds a second gateway.
 func (c *Cluster) addSide(t testing.TB, r ranges) {
 	t.Helper()
-	c.Others = []*Side{{Gateway: c.addGateway(t, c.Name+"-g2", c.Gateway.Addr.Next().String()), number: 1, ranges: r}}
+	c.Others = []*Side{{Gateway: c.addGateway(t, c.Name+"-g2", c.Gateway.Addr.Next().String()), Key: c.keys.ForGateway("gateway-second-0", 1), number: 1, ranges: r}}
 }
 
 // attachPod connects a pod to the first node's bridge.
@@ -501,8 +503,8 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind, side *Side) over
 		name := wire.GatewayLink(i + 1)
 		vni := side.VNI(t, i)
 		s.Links = append(s.Links, overlay.Link{
-			Name: name, Kind: kind, VNI: vni, Local: gateway, LocalMAC: c.Key.MAC(vni, gateway),
-			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.Outer(t, i), MTU: c.options.underlayMTU() - overlay.Overhead,
+			Name: name, Kind: kind, VNI: vni, Local: gateway, LocalMAC: side.Key.MAC(vni, gateway),
+			Peer: node, PeerMAC: side.Key.MAC(vni, node), Remote: c.Outer(t, i), MTU: c.options.underlayMTU() - overlay.Overhead,
 		})
 		host := netip.PrefixFrom(node, 32)
 		pods := c.podRange(i)
@@ -535,8 +537,8 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 	for _, side := range c.Sides() {
 		vni, gateway, name := side.VNI(t, i), side.Overlay.Addr, side.Link()
 		s.Links = append(s.Links, overlay.Link{
-			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: c.Key.MAC(vni, local), Peer: gateway,
-			PeerMAC: c.Key.MAC(vni, gateway), Remote: side.Gateway.Addr, MTU: c.options.underlayMTU() - overlay.Overhead,
+			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: side.Key.MAC(vni, local), Peer: gateway,
+			PeerMAC: side.Key.MAC(vni, gateway), Remote: side.Gateway.Addr, MTU: c.options.underlayMTU() - overlay.Overhead,
 		})
 		s.Routes = append(s.Routes, overlay.Route{Table: overlay.Table, Dst: netip.PrefixFrom(gateway, 32), Dev: name, Src: local})
 		for _, p := range side.Remote() {
