@@ -281,7 +281,7 @@ func TestRestartKeepsAnnotationsOfOthers(t *testing.T) {
 	_, deployment := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1, OverlayKey: 1}.Objects()
 	deployment.Spec.Template.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
 	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace(), deployment)
-	kit.NoError(t, NewSide(c, 0).retireOverlayKeys(t.Context(), 2))
+	kit.NoError(t, retireOverlayKeys(t.Context(), NewSide(c, 0), 2))
 	live := &appsv1.Deployment{}
 	kit.NoError(t, c.Client.Get(t.Context(), client.ObjectKeyFromObject(deployment), live))
 	if manifests.RetireOverlayKeys(&live.Spec.Template.Spec, 2) || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {

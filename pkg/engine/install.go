@@ -138,7 +138,7 @@ func (s *Side) applyAgents(ctx context.Context, planned *plan.NodeAgents, least 
 	if err := g.Wait(); err != nil {
 		return kube.UninstallingIfTerminating(err)
 	}
-	if err := s.retireOverlayKeys(ctx, least); err != nil {
+	if err := retireOverlayKeys(ctx, s, least); err != nil {
 		return err
 	}
 	if planned.Ready {

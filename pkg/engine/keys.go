@@ -89,7 +89,7 @@ func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) (*corev1.
 }
 
 // ensureGatewayKeys creates the Secrets with overlay keys that a gateway's Deployment mounts, from the cluster's keys.
-func (s *Side) ensureGatewayKeys(ctx context.Context, deployment *appsv1.Deployment) error {
+func ensureGatewayKeys(ctx context.Context, s *Side, deployment *appsv1.Deployment) error {
 	g := gatewayIn(deployment)
 	if owners := deployment.OwnerReferences; len(owners) > 0 {
 		g.Owner = owners[0].UID
@@ -133,7 +133,7 @@ func (s *Side) ensureIdentity(ctx context.Context) error {
 
 // retireOverlayKeys removes overlay keys before a generation from all agents, of all peerings. A rollback does not
 // restore them: nodes that have left must not know the key in use.
-func (s *Side) retireOverlayKeys(ctx context.Context, generation int32) error {
+func retireOverlayKeys(ctx context.Context, s *Side, generation int32) error {
 	return kube.RetryOnConflict(func() error {
 		agents, err := s.ListManaged(ctx, nil, &appsv1.DaemonSetList{}, &appsv1.DeploymentList{})
 		return cmp.Or(err, failure.ForEach(ctx, agents, func(ctx context.Context, obj client.Object) error {
@@ -142,7 +142,7 @@ func (s *Side) retireOverlayKeys(ctx context.Context, generation int32) error {
 				return nil
 			}
 			if deployment, is := obj.(*appsv1.Deployment); is {
-				if err := s.ensureGatewayKeys(ctx, deployment); err != nil {
+				if err := ensureGatewayKeys(ctx, s, deployment); err != nil {
 					return err
 				}
 			}

@@ -134,7 +134,7 @@ func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *un
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(next.Object, deployment); err != nil {
 		return err
 	}
-	if err := s.ensureGatewayKeys(ctx, deployment); err != nil {
+	if err := ensureGatewayKeys(ctx, s, deployment); err != nil {
 		return err
 	}
 	if !noRedundancy {

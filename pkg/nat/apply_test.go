@@ -48,10 +48,10 @@ func node() nat.Node {
 		Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.244.3.0/24"), prefix("255.0.0.0/8")},
 		Gateways: []nat.NodeGateway{
 			{
-				Pod: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true, Link: "loq0-0",
+				Pod: addr("10.244.1.9"), VNI: 8192 + 1, Overlay: addr("10.80.31.254"), Local: true, Link: "loq0-0",
 				Remote: []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
 			},
-			{Pod: addr("10.244.2.9"), Overlay: addr("10.80.31.253"), Link: "loq1-0", Remote: []netip.Prefix{prefix("10.65.0.0/16"), prefix("10.65.3.0/24")}},
+			{Pod: addr("10.244.2.9"), VNI: 5*8192 + 1, Overlay: addr("10.80.31.253"), Link: "loq1-0", Remote: []netip.Prefix{prefix("10.65.0.0/16"), prefix("10.65.3.0/24")}},
 		},
 		OverlayPort: 6094, TunnelPort: 51840,
 	}

@@ -43,8 +43,9 @@ type Node struct {
 
 // NodeGateway is one gateway as seen from a node.
 type NodeGateway struct {
-	// Pod is the address of the gateway's pod, and the outer source of its packets.
+	// Pod is the address of the gateway's pod, and the outer source of its packets. VNI is that of its link to this node.
 	Pod netip.Addr
+	VNI uint32
 	// Overlay is the gateway's overlay address.
 	Overlay netip.Addr
 	// Local is true if the gateway runs on this node.
@@ -92,6 +93,7 @@ func (n Node) table() table {
 				{"to a gateway on this node", concat(to(setLocalGateways), notrack(), accept())},
 				{"from a gateway on this node", concat(from(setLocalGateways), notrack(), accept())},
 			}),
+			regular("overlay-sources", n.overlaySources()),
 			regular("gateway-errors", n.gatewayErrors()),
 			regular("local-gateways", rules{
 				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
@@ -219,6 +221,17 @@ func (g NodeGateway) sources() []netip.Prefix {
 	return append(slices.Clone(g.Remote), netip.PrefixFrom(g.Overlay, g.Overlay.BitLen()))
 }
 
+// overlaySources accepts overlay packets by each link only from its own gateway, so that no other gateway can use the
+// link. Geneve checks this itself, but VXLAN does not. The gateway's node keeps the network plugin from masquerading these
+// packets (see guard).
+func (n Node) overlaySources() (out rules) {
+	for _, g := range n.Gateways {
+		out.add("source of "+g.Link, vni(g.VNI), isAddress(sourceAt, g.Pod), returnVerdict())
+	}
+	out.add("other sources", drop(hookInput, "forged-overlay"))
+	return out
+}
+
 // errorCauses accepts by each link only errors about packets to its gateway and peer.
 func (n Node) errorCauses() (out rules) {
 	for _, g := range n.Gateways {
@@ -254,7 +267,7 @@ func (n Node) input() rules {
 	return rules{
 		{
 			"overlay packets come from gateways only",
-			concat(udpDport(n.OverlayPort), not(from(setGateways)), drop(hookInput, "forged-overlay")),
+			concat(udpDport(n.OverlayPort), jump("overlay-sources")),
 		},
 		{"not from peers", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"replies", concat(replies(), accept())},

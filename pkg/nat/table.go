@@ -333,6 +333,11 @@ func udpDport(p uint16) exprs {
 	return concat(proto(unix.IPPROTO_UDP), nft.Port(2, p, wire.EndOfRange(p)))
 }
 
+// vni: `@th,96,24 0x227`, in the header of both VXLAN and Geneve.
+func vni(n uint32) exprs {
+	return nft.Equal(nft.TransportHeader(12, 3), binary.BigEndian.AppendUint32(nil, n)[1:])
+}
+
 // cookieReply: `udp length 72 udp dport 51840-51855 @th,64,8 3`. It is true for WireGuard's replies with a cookie, which
 // have 64 bytes.
 func cookieReply(port uint16) exprs {

@@ -244,9 +244,11 @@ func withGuest(t *testing.T) (a, b *Site) {
 func TestFormerNodeKnowsNoKey(t *testing.T) {
 	kit.Play(t)
 	a, b := withGuest(t)
-	_, other := manifests.Gateway{Peering: "c", Agents: manifests.Agents{Image: "image:1"}, KeyGeneration: 1, OverlayKey: 1}.Objects() // of another peering
-	kit.NoError(t, a.Raw.Create(t.Context(), other))
 	first, ofB := a.overlayKey(t, "liqonet-overlay-1"), b.overlayKey(t, "liqonet-overlay-1")
+	g := manifests.Gateway{Peering: "c", Agents: manifests.Agents{Image: "image:1"}, KeyGeneration: 1, OverlayKey: 1} // of another peering
+	_, other := g.Objects()
+	kit.NoError(t, a.Raw.Create(t.Context(), other))
+	kit.NoError(t, a.Raw.Create(t.Context(), g.OverlaySecret(wire.GatewayKey(first, g.Name(), 1))))
 	kit.Check(t, "status", a.says(t), "")
 	a.leave(t, "guest")
 	if says := a.says(t); !strings.Contains(says, "nodes that have left know the overlay's key (1): kubectl liqonet peer a b creates another one") {

@@ -55,8 +55,8 @@ func GatewayLink(node int) string { return fmt.Sprintf("%sn%d", LinkPrefix, node
 const GatewayKeyBytes = 32
 
 // GatewayKey derives the key of a gateway's links from a key of the cluster's overlay, by HKDF (RFC 5869). Nodes have the
-// cluster's keys, and a gateway has only its own, so it cannot send in the name of another one. gateway is the name of
-// its Deployment, which contains the peering and the plane.
+// cluster's keys. A gateway has only its own, so it cannot send in the name of another one. The name of its Deployment
+// contains the peering and the plane.
 func GatewayKey(clusterKey []byte, gateway string, generation int32) []byte {
 	key, _ := hkdf.Key(sha256.New, clusterKey, nil, fmt.Sprintf("liqonet overlay %d %s", generation, gateway), GatewayKeyBytes) // only a longer key is an error
 	return key

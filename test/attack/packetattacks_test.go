@@ -29,6 +29,7 @@ const (
 	plainPod      = "pod"
 	lanHost       = "host of the LAN"
 	aNode         = "node"
+	formerNode    = "former node"
 )
 
 func (n *scene) attacks() []attack {
@@ -123,6 +124,20 @@ func (n *scene) fromLocalGateway() (out []attack) {
 		out = append(out, attack{localGateway, "to a pod, in the name of " + what, senders, n.arrival(pod.NS, source, n.byLink(1, source, pod.Addr))})
 	}
 	second := a.Others[0]
+	third := n.C.Nodes[0].Pod.Mapped
+	byOthersLink := func(source netip.Addr) func(*testing.T) bool {
+		return func(t *testing.T) bool {
+			return n.arrives(t, pod.NS, third, func(port uint16) error {
+				return n.asGateway(t, a.Gateway.NS, second, source, a.Key, packet(third, pod.Addr, port))
+			})
+		}
+	}
+	// With NET_ADMIN it gives itself the address of the other gateway.
+	out = append(out, attack{localGateway, "to a pod, by the third cluster's link and with the address of its gateway", n.secret(), byOthersLink(second.Gateway.Addr)})
+	if n.kind == overlay.VXLAN { // Geneve takes nothing from a source that it was not told
+		sources := n.nodeRule("input", "overlay packets come from gateways only")
+		out = append(out, attack{localGateway, "to a pod, by the third cluster's link", all(n.secret(), sources), byOthersLink(a.Gateway.Addr)})
+	}
 	return append(out, []attack{
 		{localGateway, "to a pod, in the name of the third cluster's pod", all(senders, guard), func(t *testing.T) bool {
 			third := n.C.Nodes[0].Pod.Mapped
@@ -182,6 +197,12 @@ func (n *scene) fromNeighbors() []attack {
 		{lanHost, "reads a gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), reaches(n.LAN.NS, gateway.Gateway.Addr, v1alpha1.MetricsPort)},
 		{lanHost, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(n.LAN.NS, 1)},
 		{rawPod, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(near.Pod.NS, 0)},
+		{formerNode, "to a pod in the overlay, as the gateway, with the cluster's key of that time", n.secret(), func(t *testing.T) bool {
+			former := overlay.Keys{1: {0x66}}.ForGateway("gateway-first-0", 1)
+			return n.arrives(t, far.Pod.NS, peer.Mapped, func(port uint16) error {
+				return n.asGateway(t, n.LAN.NS, gateway, gateway.Gateway.Addr, former, packet(peer.Mapped, far.Pod.Addr, port))
+			})
+		}},
 		{rawPod, "to a peer's pod in the overlay, as a node", n.secret(), func(t *testing.T) bool {
 			return n.arrives(t, peer.NS, far.Pod.Mapped, func(port uint16) error {
 				return n.send(t, near.Pod.NS, toGateway(t, 1), packet(far.Pod.Addr, peer.Mapped, port))

@@ -362,6 +362,17 @@ func (n *scene) send(t *testing.T, by *netns.NS, p overlayPacket, inner []byte) 
 	return n.sendTo(t, by, p, to, unix.ETH_P_IP, inner)
 }
 
+// asGateway sends the second node an overlay packet of a gateway of A, with any outer source. Who does not know the
+// gateway's key uses another.
+func (n *scene) asGateway(t *testing.T, by *netns.NS, s *dataplane.Side, source netip.Addr, other overlay.Key, inner []byte) error {
+	key, node, vni := other, n.A.Nodes[1], s.VNI(t, 1)
+	if n.knows {
+		key = s.Key
+	}
+	return dataplane.SendRaw(by, dataplane.Packet(netip.AddrPortFrom(source, 40000), netip.AddrPortFrom(node.Host.Addr, overlay.Port),
+		dataplane.Encapsulate(n.kind, vni, key.MAC(vni, s.Overlay.Addr), key.MAC(vni, node.Overlay.Addr), inner)))
+}
+
 // sendTo sends it to a MAC address, with any kind of frame.
 func (n *scene) sendTo(t *testing.T, by *netns.NS, p overlayPacket, to overlay.MAC, etherType uint16, inner []byte) error {
 	vni := n.A.VNI(t, p.node)

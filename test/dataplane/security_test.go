@@ -207,3 +207,29 @@ func TestReportedAddressCutsOffNoPod(t *testing.T) {
 		})
 	}
 }
+
+// A gateway reaches no pod by the links of another gateway: it does not have that gateway's key, and nodes compare the
+// outer source with the link's gateway.
+func TestGatewayUsesOwnLinksOnly(t *testing.T) {
+	each(t, func(t *testing.T, o dataplane.Options) {
+		o.Third = true
+		n := dataplane.New(t, o)
+		a, other, node := n.A, n.A.Others[0], n.A.Nodes[1]
+		source, vni := n.C.Nodes[0].Pod.Mapped, n.A.Others[0].VNI(t, 1)
+		port := uint16(9940) // one for each packet, so that a late one is not confused with another
+		arrives := func(from netip.Addr, key overlay.Key) bool {
+			port++
+			inner := dataplane.Packet(netip.AddrPortFrom(source, 1234), netip.AddrPortFrom(node.Pod.Addr, port), []byte("forged"))
+			outer := dataplane.Packet(netip.AddrPortFrom(from, 40000), netip.AddrPortFrom(node.Host.Addr, overlay.Port),
+				dataplane.Encapsulate(o.Overlay, vni, key.MAC(vni, other.Overlay.Addr), key.MAC(vni, node.Overlay.Addr), inner))
+			return dataplane.Receives(t, node.Pod.NS, port, source, func() error { return dataplane.SendRaw(a.Gateway.NS, outer) })
+		}
+		kit.ErrorIf(t, !arrives(other.Gateway.Addr, other.Key), "with the other gateway's key and address, no packet arrives either, so the test proves nothing")
+		kit.ErrorIf(t, arrives(a.Gateway.Addr, a.Key), "a packet arrives with the gateway's own key and address")
+		kit.ErrorIf(t, arrives(other.Gateway.Addr, a.Key), "a packet arrives with the other gateway's address")
+		kit.ErrorIf(t, arrives(a.Gateway.Addr, other.Key), "a packet arrives with the other gateway's key")
+		for _, c := range []*dataplane.Cluster{n.B, n.C} {
+			kit.CheckNoError(t, dataplane.Ping(node.Pod.NS, c.Nodes[0].Pod.Mapped, 56, patience), "peer %s", c.Name)
+		}
+	})
+}

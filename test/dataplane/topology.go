@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -391,7 +392,8 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 		}
 		n.Remote = append(n.Remote, remote...)
 		n.Gateways = append(n.Gateways, nat.NodeGateway{
-			Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0, IsInitiator: c.Name == "a", Link: s.Link(), Remote: remote,
+			Pod: s.Gateway.Addr, VNI: lo.Must(ipam.VNI(s.number, i+1)), Overlay: s.Overlay.Addr, Local: i == 0, IsInitiator: c.Name == "a",
+			Link: s.Link(), Remote: remote,
 		})
 	}
 	return n
