@@ -129,6 +129,7 @@ func (r *kernelReader) readLinks(in overlay.Inspection, uplinks []string) {
 		taken = append(taken, socketsOnPort(overlay.Port)...)
 	}
 	r.out.PortTaken = strings.Join(taken, ", ")
+	r.out.Routers = lo.Uniq(lo.Values(lo.PickByKeys(in.Neighbors, in.Routers)))
 	ofNodes := lo.PickByKeys(in.Neighbors, r.task.Nodes)
 	r.out.Neighbors = lo.MapKeys(ofNodes, func(_ string, node netip.Addr) string { return node.String() })
 }

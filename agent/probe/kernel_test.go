@@ -83,6 +83,7 @@ func TestReadKernel(t *testing.T) {
 	kit.ErrorIf(t, !slices.Equal(k.Pings[0].Answered, k.Pings[0].Sizes) || len(k.Pings[0].Sizes) != 2 || len(k.Pings[1].Answered) > 0, "pings %v", k.Pings)
 	kit.ErrorIf(t, k.Neighbors[router.Addr().String()] == "" || !strings.Contains(k.Unhealthy, "refused") || k.Conntrack.Max == 0,
 		"neighbors %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Conntrack)
+	kit.Check(t, "hardware addresses of routers", k.Routers, []string{k.Neighbors[router.Addr().String()]})
 
 	restore := lan.Drop(t, "eth0", true, false, 1000)
 	if k = kernelOf(t, node, task, func() {}); !slices.Equal(k.Pings[0].Answered, []int{100}) {

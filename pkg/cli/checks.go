@@ -312,7 +312,8 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 }
 
 // clustersToExamine returns the named clusters. By default, it returns the cluster of the current context, and those of its peers for which
-// the kubeconfig has a context of the same name. The result includes clusters that do not respond.
+// the kubeconfig has a context of the same name. The result includes clusters that do not respond. Whoever may write Peerings in one cluster
+// chooses their names. So other clusters are left out unless they prove to be peers: doctor runs pods in clusters, and changes them.
 func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
 	clusters, contexts, err := g.source.NamedOrCurrent(ctx, "doctor", refs)
 	if err = cmp.Or(err, interrupted(ctx, "identify the clusters")); err != nil {
@@ -326,8 +327,19 @@ func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube
 		if err != nil {
 			return nil, err
 		}
-		// The context of another cluster may have a peer's name.
-		clusters = append(clusters, lo.Filter(peers, func(c *kube.Cluster, _ int) bool { return c.SkipReason != nil || c.ID == ids[c.Name] })...)
+		for _, c := range peers {
+			isPeer := c.SkipReason != nil
+			why := errors.New("it does not prove to be the peer of that name")
+			if !isPeer && c.ID == ids[c.Name] {
+				isPeer, err = identity.ArePeers(ctx, clusters[0], c)
+				why = cmp.Or(err, why)
+			}
+			if isPeer {
+				clusters = append(clusters, c)
+			} else {
+				g.err().Printf("Note: context %s is not examined: %s; to examine it, name it: kubectl liqonet doctor %s %s\n", c.Name, why, clusters[0].Name, c.Name)
+			}
+		}
 	}
 	return clusters, kube.Distinct(identified(clusters)...)
 }

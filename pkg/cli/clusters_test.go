@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ func TestResolve(t *testing.T) {
 	main := kubeconfig(t, filepath.Join(home, "main"), "one", "two", "broken", "file-too")
 	// A context whose cluster is missing, in a file that has the name of another context.
 	write(t, filepath.Join(home, "broken"), "apiVersion: v1\nkind: Config\ncontexts:\n- {name: no-cluster, context: {cluster: gone, user: u}}\ncurrent-context: no-cluster\n")
+	kit.NoError(t, os.Mkdir(filepath.Join(home, "dir"), 0o755))
 	kubeconfig(t, filepath.Join(home, "a.conf"), "admin@x", "other")
 	kubeconfig(t, filepath.Join(home, "b.conf"), "admin@x")
 	kubeconfig(t, filepath.Join(home, "file-too"), "inside")
@@ -33,19 +35,24 @@ func TestResolve(t *testing.T) {
 		err, hint string
 	}{
 		{ref: "one", name: "one"},
-		{ref: "a.conf", name: "a"},
-		{ref: "a.conf#other", name: "other"},
-		{ref: "a.conf#admin@x", name: "admin@x"},
+		{ref: "./a.conf", name: "a"},
+		{ref: "./a.conf#other", name: "other"},
+		{ref: "dir/../a.conf#admin@x", name: "admin@x"},
 		{ref: "file-too", name: "file-too"}, // the context takes precedence over the file
 		{ref: "./file-too", name: "file-too"},
 		{ref: "./file-too#inside", name: "inside"},
-		{ref: ".kubeconfig", name: "kubeconfig"},
+		{ref: "./.kubeconfig", name: "kubeconfig"},
 		{ref: "three", err: `"three" is neither a context`, hint: "known contexts: broken, file-too, one, two"},
 		{ref: "", err: `"" is neither`, hint: "known contexts"},
-		{ref: "a.conf#none", err: `has no context "none"`, hint: "admin@x, other"},
-		{ref: "gone.conf#one", err: "is neither", hint: "known contexts"},
-		{ref: "empty.conf", err: "no kubeconfig with a context found (looked at: empty.conf)"},
-		{ref: "garbage.conf", err: "read kubeconfig garbage.conf", hint: "check that the file is a kubeconfig"},
+		{ref: "./a.conf#none", err: `has no context "none"`, hint: "admin@x, other"},
+		{ref: "./gone.conf#one", err: "is neither", hint: "known contexts"},
+		{ref: "./empty.conf", err: "no kubeconfig with a context found (looked at: ./empty.conf)"},
+		{ref: "./garbage.conf", err: "read kubeconfig ./garbage.conf", hint: "check that the file is a kubeconfig"},
+		// A word is no file, with or without a context.
+		{ref: "a.conf", err: `"a.conf" is neither`, hint: "for the file, give its path, such as ./a.conf"},
+		{ref: "a.conf#other", err: `"a.conf#other" is neither`, hint: "./a.conf"},
+		{ref: "a.conf#x/y", err: `is neither`, hint: "./a.conf"},
+		{ref: ".kubeconfig", err: "is neither", hint: "./.kubeconfig"},
 		{ref: "./broken", err: `context "no-cluster" names cluster "gone", which the kubeconfig does not have`},
 	}
 	for _, tt := range tests {

@@ -99,7 +99,8 @@ of the other as if they were in the same cluster, even if both use the same
 addresses.
 
 A CLUSTER is a context of the kubeconfig ($KUBECONFIG, --kubeconfig), a
-kubeconfig FILE (its current context), or FILE#CONTEXT.
+kubeconfig FILE (its current context), or FILE#CONTEXT. A FILE is a path with a
+separator, such as ./FILE.
 
 Every flag can also be set in the environment (--agent-image as
 LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -37,13 +38,7 @@ func TestStatusOpensNoFile(t *testing.T) {
 	home := isolate(t)
 	t.Chdir(home)
 	ran := filepath.Join(home, "ran")
-	write(t, filepath.Join(home, "evil.conf"), `apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: /bin/sh, args: [-c, "echo x >> `+ran+`"]}}}]
-`)
+	write(t, filepath.Join(home, "evil.conf"), kubeconfigWithPlugin(nobody, "echo x >> "+ran))
 	for _, name := range []string{"./evil.conf", "evil.conf", filepath.Join(home, "evil.conf"), "./evil.conf#c", "#c"} {
 		p.Spec.Remote.Name = name
 		kit.NoError(t, hub.Client.Update(t.Context(), p))
@@ -60,6 +55,83 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "hub="+hub.URL))
 	_, _, stderr := run(t, "status", "./evil.conf", "--timeout", "5s")
 	kit.ErrorIf(t, !exists(ran), "the program would not have run: this proves nothing\n%s", stderr)
+}
+
+// A word that is no context is no file of the working directory either: whoever may write there would choose a program that runs.
+func TestWordIsNoFile(t *testing.T) {
+	home := useContexts(t, "staging="+nobody)
+	shared := t.TempDir()
+	t.Chdir(shared)
+	ran := filepath.Join(home, "ran")
+	write(t, filepath.Join(shared, "prod"), kubeconfigWithPlugin(nobody, "echo x >> "+ran))
+	for _, line := range []string{
+		"status prod", "status prod#c", "status --context prod", "doctor prod --objects-only", "peer prod staging", "peer staging prod --dry-run",
+		"unpeer staging prod", "verify staging prod", "upgrade prod", "graph prod", "map staging prod default/x", "rotate-keys prod staging",
+	} {
+		command(t, append(strings.Fields(line), "--timeout", "5s")...).ends(ExitUsage).warns(" is neither a context ")
+		kit.FatalIf(t, exists(ran), "%s: the program that the file names ran", line)
+	}
+	command(t, "status", "./prod", "--timeout", "5s")
+	kit.ErrorIf(t, !exists(ran), "the program would not have run: this proves nothing")
+}
+
+// kubeconfigWithPlugin returns a kubeconfig whose context c has a credential plugin.
+func kubeconfigWithPlugin(server, script string) string {
+	return `apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: "` + server + `"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: /bin/sh, args: [-c, ` + strconv.Quote(script) + `]}}}]
+`
+}
+
+// Without arguments, doctor runs pods only in clusters that prove to be peers, whatever Peerings of the current cluster say.
+func TestDoctorLeavesOthersAlone(t *testing.T) {
+	kit.NotShort(t)
+	for name, spoil := range map[string]func(t *testing.T, a, b *fakeapi.Server){
+		"a proved peer": func(*testing.T, *fakeapi.Server, *fakeapi.Server) {},
+		"another ID": func(t *testing.T, a, _ *fakeapi.Server) {
+			changePeering(t, a, func(p *v1alpha1.Peering) { p.Spec.Remote.ClusterID = "id-of-x" })
+		},
+		"no peering back": func(t *testing.T, _, b *fakeapi.Server) {
+			changeLedger(t, b, func(e *v1alpha1.PeerAllocation) { e.ClusterID = "id-of-x" })
+		},
+		"it has pinned another key": func(t *testing.T, _, b *fakeapi.Server) {
+			changeLedger(t, b, func(e *v1alpha1.PeerAllocation) { e.IdentityKey = "x" })
+		},
+		"another key is pinned for it": func(t *testing.T, a, _ *fakeapi.Server) {
+			changeLedger(t, a, func(e *v1alpha1.PeerAllocation) { e.IdentityKey = "x" })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, _ := twoAPIs(t)
+			spoil(t, a, b)
+			o := command(t, "doctor", "--timeout", "6s")
+			isTouched := b.Client.LastChange("jobs") > 0
+			o.is("pods in a", a.Client.LastChange("jobs") == 0)
+			o.is("pods in proved peers only", isTouched != (name == "a proved peer"))
+			if !isTouched {
+				o.warns("Note: context b is not examined: ", "name it: kubectl liqonet doctor a b\n").stdoutLacks("b:")
+			}
+		})
+	}
+}
+
+func changePeering(t *testing.T, s *fakeapi.Server, change func(*v1alpha1.Peering)) {
+	t.Helper()
+	var peerings v1alpha1.PeeringList
+	kit.NoError(t, s.Client.List(t.Context(), &peerings))
+	change(&peerings.Items[0])
+	kit.NoError(t, s.Client.Update(t.Context(), &peerings.Items[0]))
+}
+
+func changeLedger(t *testing.T, s *fakeapi.Server, change func(*v1alpha1.PeerAllocation)) {
+	t.Helper()
+	cn := &v1alpha1.ClusterNetwork{}
+	kit.NoError(t, s.Client.Get(t.Context(), client.ObjectKey{Name: v1alpha1.ClusterNetworkName}, cn))
+	change(&cn.Spec.Peers[0])
+	kit.NoError(t, s.Client.Update(t.Context(), cn))
 }
 
 func exists(file string) bool {

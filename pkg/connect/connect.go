@@ -113,9 +113,12 @@ func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
 		return s.connect(ref, ref, raw, rules)
 	}
 	file, contextName, _ := strings.Cut(ref, "#")
-	if info, statErr := os.Stat(file); statErr != nil || info.IsDir() {
+	// A file may name a program that is run. So a mistyped context must not open a file in a directory to which others may write.
+	isPath := strings.ContainsAny(file, "/"+string(os.PathSeparator))
+	if info, statErr := os.Stat(file); !isPath || statErr != nil || info.IsDir() {
 		if err == nil {
-			err = failure.Usagef("known contexts: "+names(raw), "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
+			hint := "known contexts: " + names(raw) + lo.Ternary(!isPath && statErr == nil, "; for the file, give its path, such as ./"+file, "")
+			err = failure.Usagef(hint, "cluster %q is neither a context of the kubeconfig nor the path of a kubeconfig file", ref)
 		}
 		return nil, err
 	}

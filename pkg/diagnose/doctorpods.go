@@ -3,6 +3,7 @@ package diagnose
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,7 +15,6 @@ import (
 	"github.com/samber/lo"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	utilrand "k8s.io/apimachinery/pkg/util/rand"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -273,7 +273,7 @@ func (t *udpTest) run(ctx context.Context) error {
 	if at == nil || from == nil {
 		return errors.New("no node is ready")
 	}
-	token := utilrand.String(16)
+	token := rand.Text()
 	answering, err := NewProbes(ctx, t.server.Cluster, "doctor-udp")
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,7 +20,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilrand "k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -112,7 +112,7 @@ func NewProbes(ctx context.Context, c *kube.Cluster, kind string) (*Probes, erro
 	if err != nil {
 		return nil, err
 	}
-	p := &Probes{cluster: c, run: kind + "-" + utilrand.String(5), image: imageOfProbes(c, ds)}
+	p := &Probes{cluster: c, run: kind + "-" + strings.ToLower(rand.Text()[:6]), image: imageOfProbes(c, ds)}
 	if err := createNamespace(ctx, c); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package diagnose
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,7 +18,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	utilrand "k8s.io/apimachinery/pkg/util/rand"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -66,7 +66,7 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 	if err := kube.Distinct(a, b); err != nil {
 		return nil, err
 	}
-	token := utilrand.String(32)
+	token := rand.Text()
 	sides := [2]*verifySide{
 		{cluster: a, token: token, Side: verify.Side{Letter: "a"}}, {cluster: b, token: token, Side: verify.Side{Letter: "b"}},
 	}

@@ -421,6 +421,42 @@ func TestFaults(t *testing.T) {
 	kit.Check(t, "checks without a fault", slices.Compact(found), all)
 }
 
+// A network that answers ARP itself, as on Azure or with proxy ARP, has no duplicate addresses. A machine that took one node's addresses
+// does, even if it is another node.
+func TestNetworkAnswersARP(t *testing.T) {
+	const foreign = "12:34:56:78:9a:bc"
+	for name, tt := range map[string]struct {
+		make  func(one, two *probe.Kernel)
+		found int
+	}{
+		"one for all nodes": {func(one, two *probe.Kernel) {
+			one.Neighbors["172.18.1.12"], two.Neighbors["172.18.1.11"] = foreign, foreign
+			one.Duplicates = map[string]string{"172.18.1.11": foreign}
+		}, 0},
+		"for each node's own address": {func(one, two *probe.Kernel) {
+			one.Duplicates, two.Duplicates = map[string]string{"172.18.1.11": foreign}, map[string]string{"172.18.1.12": foreign}
+		}, 0},
+		"the router, for one node": {func(one, _ *probe.Kernel) { one.Neighbors["172.18.1.12"], one.Routers = foreign, []string{foreign} }, 0},
+		"one address":              {func(one, _ *probe.Kernel) { one.Neighbors["172.18.1.12"] = foreign }, 1},
+		"one address, seen twice": {func(one, two *probe.Kernel) {
+			one.Neighbors["172.18.1.12"], two.Duplicates = foreign, map[string]string{"172.18.1.12": foreign}
+		}, 1},
+		"both addresses of a node": {func(one, two *probe.Kernel) {
+			one.Neighbors["172.18.1.12"], two.Duplicates = foreign, map[string]string{"172.18.1.12": foreign, "192.0.2.12": foreign}
+		}, 2},
+		"another node": {func(one, two *probe.Kernel) {
+			one.Neighbors["172.18.1.12"] = one.Links[0].MAC
+			two.Neighbors["172.18.1.11"] = one.Links[0].MAC
+		}, 1},
+	} {
+		f := healthy()
+		tt.make(f.Clusters[0].Machines.Kernels["alpha-1"], f.Clusters[0].Machines.Kernels["alpha-2"])
+		r := Examine(f)
+		i := slices.IndexFunc(r.Checks, func(c check.Check) bool { return c.Name == "liqonet-duplicate-01" })
+		kit.Check(t, name+": findings", len(r.Checks[i].WithResult(check.Failed)), tt.found)
+	}
+}
+
 // Checks depend only on checks in the catalogue.
 func TestDependencies(t *testing.T) {
 	for _, c := range Catalogue {

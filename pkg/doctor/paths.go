@@ -161,11 +161,42 @@ func proxyARP(x *examination, node string, k *probe.Kernel) {
 	}
 }
 
+// answersOfNetwork returns the hardware addresses by which the network itself answers ARP, as with proxy ARP and on Azure: those of
+// routers, and those that stand for several nodes without being a node's.
+func (x *examination) answersOfNetwork(owners map[string]string) map[string]bool {
+	pairs := map[[2]string]bool{} // a hardware address, and a node that is reached by it
+	for node, k := range x.Machines.Kernels {
+		for addr, mac := range k.Neighbors {
+			pairs[[2]string{mac, owners[addr]}] = true
+		}
+		for _, mac := range k.Duplicates {
+			pairs[[2]string{mac, node}] = true
+		}
+	}
+	counts := lo.CountValuesBy(lo.Keys(pairs), func(pair [2]string) string { return pair[0] })
+	isOfNetwork := lo.MapValues(counts, func(count int, _ string) bool { return count > 1 })
+	for _, k := range x.Machines.Kernels {
+		for _, l := range k.Links {
+			delete(isOfNetwork, l.MAC)
+		}
+	}
+	for _, mac := range lo.FlatMap(lo.Values(x.Machines.Kernels), func(k *probe.Kernel, _ int) []string { return k.Routers }) {
+		isOfNetwork[mac] = true
+	}
+	return isOfNetwork
+}
+
 // duplicates compares the nodes' neighbor tables with the addresses that each node has.
 func duplicates(x *examination) {
-	said := map[string]bool{}
+	owners := map[string]string{} // nodes by address
+	for _, n := range lo.ToSlicePtr(x.Machines.Nodes) {
+		for _, a := range nodes.Addresses(n, corev1.NodeInternalIP) {
+			owners[a.String()] = n.Name
+		}
+	}
+	said, isOfNetwork := map[string]bool{}, x.answersOfNetwork(owners)
 	say := func(node, addr, mac, evidence string) {
-		if !said[addr] {
+		if !said[addr] && !isOfNetwork[mac] {
 			said[addr] = true
 			hint := "find the machine with " + mac + ": arping -D " + addr
 			x.failNode(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, hint)
@@ -176,15 +207,9 @@ func duplicates(x *examination) {
 			say(node, addr, k.Duplicates[addr], k.Duplicates[addr]+" answers for it")
 		}
 	})(x)
-	owns := map[string]string{} // nodes by address
-	for _, n := range lo.ToSlicePtr(x.Machines.Nodes) {
-		for _, a := range nodes.Addresses(n, corev1.NodeInternalIP) {
-			owns[a.String()] = n.Name
-		}
-	}
 	for _, seer := range slices.Sorted(maps.Keys(x.Machines.Kernels)) {
 		for _, addr := range slices.Sorted(maps.Keys(x.Machines.Kernels[seer].Neighbors)) {
-			mac, node := x.Machines.Kernels[seer].Neighbors[addr], owns[addr]
+			mac, node := x.Machines.Kernels[seer].Neighbors[addr], owners[addr]
 			own := lo.FromPtr(x.Machines.Kernels[node]).Links
 			if len(own) > 0 && !slices.ContainsFunc(own, func(l probe.Link) bool { return l.MAC == mac }) {
 				say(node, addr, mac, fmt.Sprintf("node %s sends to %s, which is not its MAC address", seer, mac))

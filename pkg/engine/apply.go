@@ -406,9 +406,15 @@ func RemoveNamespace(ctx context.Context, c *kube.Cluster) error {
 	return c.AwaitDeleted(ctx, ns)
 }
 
-// emptyNamespace deletes everything in our namespace. Without an error nothing is left.
+// emptyNamespace deletes everything in our namespace. Without an error nothing is left, except for objects of aggregated APIs whose servers
+// are down: nothing of ours can be in them, and Kubernetes would wait for them without end.
 func emptyNamespace(ctx context.Context, c *kube.Cluster) error {
 	kinds, err := c.Discovery.ServerPreferredNamespacedResources()
+	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); errors.As(err, &failed) {
+		if lo.EveryBy(lo.Keys(failed.Groups), func(api schema.GroupVersion) bool { return isDown(ctx, c, api) }) {
+			err = nil // the kinds of all other groups are there
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -418,7 +424,28 @@ func emptyNamespace(ctx context.Context, c *kube.Cluster) error {
 			return schema.FromAPIVersionAndKind(group.GroupVersion, r.Kind)
 		})
 	})
-	return failure.ForEach(ctx, all, func(ctx context.Context, kind schema.GroupVersionKind) error { return emptyKind(ctx, c, kind) })
+	return failure.ForEach(ctx, all, func(ctx context.Context, kind schema.GroupVersionKind) error {
+		err := emptyKind(ctx, c, kind)
+		if err != nil && isDown(ctx, c, kind.GroupVersion()) {
+			return nil
+		}
+		return err
+	})
+}
+
+// isDown reports whether an API is served by an aggregated server that Kubernetes does not reach.
+func isDown(ctx context.Context, c *kube.Cluster, api schema.GroupVersion) bool {
+	service := &unstructured.Unstructured{}
+	service.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"})
+	if err := c.Client.Get(ctx, client.ObjectKey{Name: api.Version + "." + api.Group}, service); err != nil {
+		return false
+	}
+	_, isAggregated, _ := unstructured.NestedMap(service.Object, "spec", "service")
+	conditions, _, _ := unstructured.NestedSlice(service.Object, "status", "conditions")
+	return isAggregated && slices.ContainsFunc(conditions, func(cond any) bool {
+		fields, _ := cond.(map[string]any)
+		return fields["type"] == "Available" && fields["status"] == "False"
+	})
 }
 
 // emptyKind deletes the objects of one kind in our namespace.

@@ -23,7 +23,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -354,4 +357,81 @@ func serviceAccountsAreDeletedLast(t *testing.T) {
 	close(answers)
 	kit.NoError(t, <-done)
 	kit.Check(t, "deleted ServiceAccounts", accounts.Load(), 1)
+}
+
+// partialDiscovery lists Secrets only, and no kind of the broken APIs.
+type partialDiscovery struct {
+	discovery.ServerResourcesInterface
+	broken []schema.GroupVersion
+}
+
+func (d partialDiscovery) ServerPreferredNamespacedResources() ([]*metav1.APIResourceList, error) {
+	secrets := metav1.APIResource{Name: "secrets", Kind: "Secret", Namespaced: true, Verbs: metav1.Verbs{"list", "delete"}}
+	err := &discovery.ErrGroupDiscoveryFailed{Groups: map[schema.GroupVersion]error{}}
+	for _, api := range d.broken {
+		err.Groups[api] = errors.New("stale GroupVersion discovery")
+	}
+	return []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{secrets}}}, err
+}
+
+// A namespace ends although an aggregated API is broken, in which nothing of ours can be. It does not end if anything else cannot be listed.
+// Then the error names the API, and how to remove it.
+func TestNamespaceWithABrokenAPI(t *testing.T) { synctest.Test(t, namespaceWithABrokenAPI) }
+
+func namespaceWithABrokenAPI(t *testing.T) {
+	aggregated := schema.GroupVersion{Group: "broken.example.com", Version: "v1beta1"}
+	custom := schema.GroupVersion{Group: "custom.example.com", Version: "v1"}
+	for _, tt := range []struct {
+		name      string
+		broken    []schema.GroupVersion
+		available string
+		ends      bool
+	}{
+		{"its server is gone", []schema.GroupVersion{aggregated}, "False", true},
+		{"its server answers again", []schema.GroupVersion{aggregated}, "True", false},
+		{"custom resources, too", []schema.GroupVersion{aggregated, custom}, "False", false},
+	} {
+		finalized := false
+		ns := manifests.Namespace()
+		ns.UID, ns.Finalizers = "1", []string{"example.com/namespace-controller"}
+		ns.Status.Conditions = []corev1.NamespaceCondition{{
+			Type: corev1.NamespaceDeletionDiscoveryFailure, Status: corev1.ConditionTrue, Reason: "DiscoveryFailed",
+			Message: "Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: broken.example.com/v1beta1: stale",
+		}}
+		c := kubetest.NewCluster(t, "a", interceptor.Funcs{
+			Get: func(ctx context.Context, w client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+				service, is := obj.(*unstructured.Unstructured)
+				if !is {
+					return w.Get(ctx, key, obj, opts...)
+				}
+				service.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Available", "status": tt.available}}}
+				if key.Name == "v1beta1.broken.example.com" {
+					service.Object["spec"] = map[string]any{"service": map[string]any{"name": "gone"}}
+				}
+				return nil
+			},
+			SubResourceUpdate: func(ctx context.Context, w client.Client, sub string, obj client.Object, _ ...client.SubResourceUpdateOption) error {
+				finalized = sub == "finalize"
+				live := &corev1.Namespace{}
+				if err := w.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
+					return err
+				}
+				live.Finalizers = nil
+				return w.Update(ctx, live)
+			},
+		}, ns, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, Name: "left"}})
+		c.Kubectl = "kubectl --context a"
+		c.Discovery = partialDiscovery{broken: tt.broken}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		err := RemoveNamespace(ctx, c)
+		cancel()
+		kit.ErrorIf(t, finalized != tt.ends, "%s: finalized %t, %v", tt.name, finalized, err)
+		if tt.ends {
+			kit.NoError(t, err)
+			continue
+		}
+		kubetest.Fails(t, err, kube.NotReady, "DiscoveryFailed: Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: broken.example.com/v1beta1")
+		e := (*kube.Error)(nil)
+		kit.ErrorIf(t, !errors.As(err, &e) || !strings.HasSuffix(e.Hint, ": kubectl --context a delete apiservice v1beta1.broken.example.com"), "the hint is %q", e.Hint)
+	}
 }

@@ -121,6 +121,18 @@ func Compare(ctx context.Context, a, b *kube.Cluster) (unverified []string, err 
 	return unverified, nil
 }
 
+// ArePeers reports whether each of two clusters has the other one as a peer, and has proved to be that peer. Without an error, they have not.
+func ArePeers(ctx context.Context, a, b *kube.Cluster) (bool, error) {
+	b, asking, stop := b.WatchResponses(ctx)
+	defer stop()
+	ofA, errOfA := Read(asking, a, b.ID)
+	ofB, errOfB := Read(asking, b, a.ID)
+	knows := func(own, other Evidence) bool {
+		return own.Entry != nil && own.Entry.Active() && other.Key != "" && other.Key == own.Entry.IdentityKey
+	}
+	return knows(ofA, ofB) && knows(ofB, ofA), kube.ContextError(asking, cmp.Or(errOfA, errOfB, ofA.ReadErr, ofB.ReadErr))
+}
+
 // Unverified says that a peer could not prove its identity, as something may not be read.
 func Unverified(c, peer *kube.Cluster, why error) string {
 	return fmt.Sprintf("unverified: whether %s is the cluster that %s was peered with is not known: %v", peer.Name, c.Name, why)

@@ -91,7 +91,7 @@ func (c *Cluster) Identify(ctx context.Context) error {
 	case errors.Is(e, context.DeadlineExceeded) && !hasAnswered: // of the very first request, whatever the cause
 		e.Kind, e.Hint = Unreachable, unreachableHint(c.Kubectl)
 	case apierrors.IsNotFound(err):
-		e.Kind, e.Hint = Unreachable, "the server answers, but not as a Kubernetes API server: check the address in the kubeconfig (is it a proxy, or is a path missing?)"
+		e.Kind, e.Hint = Unreachable, hintNoKubernetes
 	}
 	return e
 }
@@ -170,6 +170,8 @@ func classifyError(err error, kubectl string) (Kind, string) {
 		return Busy, ""
 	case IsRemoved(err):
 		return NotReady, "see kubectl liqonet status, and run the command again if it is still wanted"
+	case isUnserved(err):
+		return Unreachable, hintNoKubernetes
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		return Unexpected, "it was changed at the same time: try again"
 	case errors.As(err, new(apierrors.APIStatus)):
@@ -177,6 +179,15 @@ func classifyError(err error, kubectl string) (Kind, string) {
 	}
 	return Unexpected, ""
 }
+
+// isUnserved reports whether the server does not know the path of a request. Of our own kinds, the definition may have been removed.
+func isUnserved(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) && apierrors.IsNotFound(err) &&
+		errors.As(err, &status) && status.Status().Details.Group != v1alpha1.GroupVersion.Group
+}
+
+const hintNoKubernetes = "the server answers, but not as a Kubernetes API server: check the address in the kubeconfig (is it a proxy, or is a path missing?)"
 
 const hintOverloaded = "the API server is starting or overloaded: try again"
 

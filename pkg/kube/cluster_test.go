@@ -264,3 +264,14 @@ func TestEnded(t *testing.T) {
 		t.Error("an error with another cause is replaced")
 	}
 }
+
+// A path that the server does not know is no race, except for kinds whose definition may have been removed.
+func TestUnknownPathIsNoRace(t *testing.T) {
+	for group, isRace := range map[string]bool{"": false, "apps": false, "liqonet.io": true} {
+		of := schema.GroupResource{Group: group, Resource: "things"}
+		err := (&kube.Cluster{Name: "a"}).Wrap("list things", apierrors.NewGenericServerResponse(404, "get", of, "", "404 page not found", 0, true))
+		e := (*kube.Error)(nil)
+		kit.ErrorIf(t, !errors.As(err, &e) || strings.Contains(e.Hint, "changed at the same time") != isRace || strings.Contains(e.Hint, "not as a Kubernetes API server") == isRace,
+			"group %q: %v", group, err)
+	}
+}

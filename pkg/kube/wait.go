@@ -3,7 +3,9 @@ package kube
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -208,18 +210,36 @@ func lastWarning(api client.Client) string {
 	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
 }
 
-// AwaitDeleted waits until this object, identified by its UID, no longer exists.
+// AwaitDeleted waits until this object, identified by its UID, no longer exists. An error about a namespace says what keeps it.
 func (c *Cluster) AwaitDeleted(ctx context.Context, obj client.Object) error {
-	uid := obj.GetUID()
-	return c.Await(ctx, "wait until "+Describe(obj)+" is gone", "", nil, func(Objects) (string, error) {
+	uid, hint := obj.GetUID(), ""
+	err := c.Await(ctx, "wait until "+Describe(obj)+" is gone", "", nil, func(Objects) (string, error) {
 		live := obj.DeepCopyObject().(client.Object)
 		err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live)
 		if IsNotFound(err) || err == nil && live.GetUID() != uid {
 			return "", nil
 		}
-		return "it is being deleted", err
+		why := "it is being deleted"
+		if ns, is := live.(*corev1.Namespace); is {
+			for _, cond := range ns.Status.Conditions {
+				if cond.Status == corev1.ConditionTrue {
+					why += fmt.Sprintf("; %s: %s", cond.Reason, cond.Message)
+				}
+				if api := brokenAPI.FindStringSubmatch(cond.Message); api != nil && cond.Type == corev1.NamespaceDeletionDiscoveryFailure {
+					hint = fmt.Sprintf("repair the server of that API or, if nobody needs it, remove it: %s delete apiservice %s.%s", c.Kubectl, api[2], api[1])
+				}
+			}
+		}
+		return why, err
 	})
+	if e := (*Error)(nil); errors.As(err, &e) {
+		e.Hint = cmp.Or(e.Hint, hint)
+	}
+	return err
 }
+
+// brokenAPI matches the first API that Kubernetes could not discover, in the condition of a namespace: its group and its version.
+var brokenAPI = regexp.MustCompile(`\b([a-z0-9-]+(?:\.[a-z0-9-]+)+)/(v[0-9][a-z0-9]*)\b`)
 
 // TimedOut returns the error of a wait that timed out.
 func (c *Cluster) TimedOut(ctx context.Context, op, hint, reason string) error {

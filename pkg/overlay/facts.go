@@ -128,6 +128,8 @@ type Inspection struct {
 	PortUsers []string
 	// Neighbors are the learned hardware addresses of other machines.
 	Neighbors map[netip.Addr]string
+	// Routers are the next hops of default routes.
+	Routers []netip.Addr
 }
 
 // Inspect returns an Inspection, and changes nothing.
@@ -156,6 +158,12 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 		isLearned := len(n.HardwareAddr) > 0 && n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) == 0
 		return addrFrom(n.IP), n.HardwareAddr.String(), isLearned
 	})
+	routers, err := listRoutes(k, netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) ([]netip.Addr, bool) {
+		hops := append(r.MultiPath, &netlink.NexthopInfo{Gw: r.Gw})
+		isDefault := r.Dst == nil || r.Dst.IP.IsUnspecified()
+		return lo.Map(hops, func(h *netlink.NexthopInfo, _ int) netip.Addr { return addrFrom(h.Gw) }), isDefault && !isOurTable(r.Table)
+	})
+	in.Routers = slices.Concat(routers...)
 	slices.Sort(in.Foreign)
-	return in, nil
+	return in, err
 }

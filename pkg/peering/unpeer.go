@@ -112,7 +112,10 @@ func partialRemoval(c *kube.Cluster, peer *kube.Cluster, why error) error {
 		return nil
 	}
 	state := fmt.Sprintf("%s has no peering with %s any more, but %s may still have its side of it", c.Name, peer.Name, peer.Name)
-	hint := fmt.Sprintf("when %s can be reached again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name)
+	hint, e := fmt.Sprintf("when %s can be reached again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name), (*kube.Error)(nil)
+	if errors.As(why, &e) && e.Kind == kube.NotReady && e.Hint != "" {
+		hint = fmt.Sprintf("%s; then: kubectl liqonet unpeer %s %s", e.Hint, peer.Name, c.Name)
+	}
 	return &kube.Error{Kind: kube.OneSided, Op: state, Err: why, Hint: hint}
 }
 

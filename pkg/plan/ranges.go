@@ -296,10 +296,19 @@ const maxName = 30
 
 var invalidNameChars = regexp.MustCompile(`[^a-z0-9]+`)
 
-// ObjectName turns the user's name of a cluster, e.g. "kubernetes-admin@kubernetes", into a DNS label.
+// contextOfProvider matches contexts that EKS, GKE, eksctl and OpenShift name. Only the groups tell the clusters of a user apart.
+var contextOfProvider = regexp.MustCompile(`^(?:arn:.*/(.+)|gke_.*_([^_]+)|[^/@]*@(.+)\.eksctl\.io|[^/]+/([^/:]+):[0-9]+/[^/]*)$`)
+
+// ObjectName turns the user's name of a cluster, e.g. "kubernetes-admin@kubernetes", into a DNS label. It keeps the part by which
+// clusters of one provider differ, and the beginning and the end of other long names.
 func ObjectName(s string) string {
+	s = contextOfProvider.ReplaceAllString(s, "$1$2$3$4")
 	s = strings.Trim(invalidNameChars.ReplaceAllString(strings.ToLower(s), "-"), "-")
-	return cmp.Or(strings.TrimRight(s[:min(len(s), maxName)], "-"), "peer")
+	if len(s) > maxName {
+		const head = maxName / 3
+		s = strings.TrimRight(s[:head], "-") + "-" + strings.TrimLeft(s[len(s)-(maxName-head-1):], "-")
+	}
+	return cmp.Or(s, "peer")
 }
 
 // Mappings converts the mappings of an API object to those of pkg/ipam.

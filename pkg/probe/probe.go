@@ -220,6 +220,8 @@ type Kernel struct {
 	Conntrack ConntrackTable `json:"tracked"`
 	// Neighbors are the other nodes' hardware addresses, as this node knows them.
 	Neighbors map[string]string `json:"neighbors,omitempty"`
+	// Routers are the hardware addresses of the next hops of default routes.
+	Routers []string `json:"routers,omitempty"`
 	// Duplicates are hardware addresses of other machines that answer for an address of this node, by that address.
 	Duplicates map[string]string `json:"duplicates,omitempty"`
 	// RouteChanges is how often a route of our table was added or removed during the probe, and Changed are the removed
