@@ -95,7 +95,7 @@ func (s junitSuite) print(w io.Writer, checks []check.Check) error {
 		Suite   junitSuite `xml:"testsuite"`
 	}{Suite: s}, "", "  ")
 	if err == nil {
-		_, err = io.WriteString(w, output.Sanitize(xml.Header+string(raw)+"\n"))
+		_, err = io.WriteString(w, output.EscapeXML(xml.Header+string(raw)+"\n"))
 	}
 	return err
 }
@@ -280,12 +280,9 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 	if objectsOnly {
 		announce = nil
 	}
-	facts, err := diagnose.ReadFacts(ctx, clusters, announce, progress)
-	if err != nil {
-		return cmp.Or(interrupted(ctx, "read the clusters"), err)
-	}
+	facts, ended := diagnose.ReadFacts(ctx, clusters, announce, progress)
 	doc := &doctorDocument{Report: doctor.Examine(facts)}
-	if fix {
+	if fix && ended == nil {
 		if doc.Fixed, err = diagnose.Fix(ctx, clusters, facts, doc.Report, progress); err != nil {
 			return err
 		}
@@ -299,12 +296,20 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 	doc.Locks = lo.FlatMap(facts.Clusters, func(c *doctor.Cluster, _ int) []string {
 		return locksOf(c.Name, lo.FilterMap(c.Locks, func(l doctor.Lock, _ int) (lock.Holder, bool) { return lock.Holder(l), !l.IsExpired }))
 	})
-	unverified, wrong := compareAll(ctx, clusters, func(a, b *kube.Cluster) bool { return a.SkipReason == nil && b.SkipReason == nil })
+	unverified, wrong := compareAll(ctx, clusters, func(a, b *kube.Cluster) bool {
+		return ended == nil && a.SkipReason == nil && b.SkipReason == nil
+	})
 	doc.Identities = append(lo.Map(wrong, func(err error, _ int) string { return err.Error() }), unverified...)
 	if err := printDiagnosis(out, g.streams.Out, doc); err != nil {
 		return err
 	}
 	g.err().PrintEach("Warning: %s\n", doc.Identities)
+	if ended != nil { // what was found until then may say why
+		if e := (*kube.Error)(nil); !errors.As(ended, &e) {
+			ended = &kube.Error{Kind: kube.NotReady, Op: "examine the clusters", Err: ended, Hint: "run the command again, with a longer --timeout, or without pods by --objects-only"}
+		}
+		return cmp.Or(interrupted(ctx, "examine the clusters"), ended)
+	}
 	if doc.Result == check.Failed {
 		return exitError(ExitProblems)
 	}

@@ -79,7 +79,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 		err = commandLineError(cmd, err)
 	}
 	err = cmp.Or(err, out.Flush())
-	if err != nil && !errors.As(err, new(exitError)) {
+	if err != nil && !errors.As(err, new(exitError)) && !errors.Is(err, syscall.EPIPE) {
 		output.To(streams.Err).Printf("Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
@@ -119,6 +119,7 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	root.SetUsageTemplate(local.ReplaceAllString(template, "{{flagGroups $1 $2"))
 	root.SetOut(g.streams.Out)
 	root.SetErr(g.streams.Err)
+	g.source.Notify = func(sentence string) { g.err().Printf("%s\n", sentence) }
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.source.Kubeconfig, "kubeconfig", "", "kubeconfig `FILE` to use instead of $KUBECONFIG or ~/.kube/config")
 	overrides := &g.source.Overrides
@@ -244,7 +245,7 @@ func logRequests(w io.Writer, verbosity int) error {
 	}
 	klog.ClearLogger()
 	klog.LogToStderr(false)
-	klog.SetOutput(w)
+	klog.SetOutput(output.Sanitized(w)) // it logs what API servers answer
 	return new(klog.Level).Set(strconv.Itoa(min(verbosity, maxLogged)))
 }
 

@@ -55,6 +55,11 @@ type Source struct {
 	Context string
 	// Overrides apply to all clusters.
 	Overrides clientcmd.ConfigOverrides
+	// Notify, if set, tells the user what takes long.
+	Notify func(string)
+
+	// plugins are the credential plugins of clusters.
+	plugins map[*kube.Cluster]*plugin
 }
 
 // Identify resolves the named clusters and reads their IDs. It sets the SkipReason of those that do not respond.
@@ -64,9 +69,15 @@ func (s *Source) Identify(ctx context.Context, refs []string) ([]*kube.Cluster, 
 		return nil, err
 	}
 	distinguish(out, refs)
+	failed := s.authenticate(ctx, out)
 	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, failure.TimeoutError(fmt.Sprintf("no answer within %s", identifyTimeout)))
 	defer cancel()
-	_, errs := failure.Map(out, func(c *kube.Cluster) (any, error) { return nil, c.Identify(ctx) })
+	_, errs := failure.Map(out, func(c *kube.Cluster) (any, error) {
+		if err := failed[c]; err != nil {
+			return nil, err
+		}
+		return nil, c.Identify(ctx)
+	})
 	for i, c := range out {
 		c.SkipReason = errs[i]
 	}
@@ -172,6 +183,7 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 	cfg.UserAgent = "kubectl-liqonet"
 	cfg.WarningHandler = rest.NoWarnings{}
 	cfg.Wrap(kube.LimitTransport)
+	own, pluginErr := pluginOf(cfg)
 	clock := &serverClock{}
 	cfg.Wrap(clock.wrap)
 	scheme, schemeErr := newScheme()
@@ -187,16 +199,20 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 		static: staticMapper(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})
 	core, coreErr := corev1client.NewForConfig(cfg)
-	if err := cmp.Or(schemeErr, discoveryErr, clientErr, coreErr); err != nil {
+	if err := cmp.Or(pluginErr, schemeErr, discoveryErr, clientErr, coreErr); err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
 	logs := func(ctx context.Context, pod string) (io.ReadCloser, error) {
 		return core.Pods(v1alpha1.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
 	}
-	return &kube.Cluster{
+	connected := &kube.Cluster{
 		Name: name, Client: kube.Paged(c), URL: cfg.Host, Server: serverAddress(cfg), Discovery: d, Logs: logs,
 		DefaultImage: version.AgentImage(version.String()), Version: version.String(), Kubectl: kubectl, Now: clock.now,
-	}, nil
+	}
+	if own != nil {
+		s.plugins = lo.Assign(s.plugins, map[*kube.Cluster]*plugin{connected: own})
+	}
+	return connected, nil
 }
 
 // serverAddress returns the API server's address, invalid if it is a name: nodes may resolve the name to another address than the user.

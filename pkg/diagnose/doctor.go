@@ -57,10 +57,16 @@ type clusterReader struct {
 
 // ReadFacts reads the facts of all clusters in parallel. Parts that cannot be read are listed in the facts and do not affect the others. It
 // changes nothing, except that pods run for some seconds. Before they start, it calls announce with each sentence about them. If announce is
-// nil, no pods run.
+// nil, no pods run. If ctx ends before, it returns what it has read so far, too.
 func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(string), r kube.Reporter) (*doctor.Facts, error) {
 	all := lo.Map(clusters, func(c *kube.Cluster, _ int) *clusterReader {
-		facts := &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, SkipReasons: map[doctor.Part]string{}, Now: c.Now()}
+		parts := []doctor.Part{doctor.CRDs, doctor.Nodes, doctor.Pods, doctor.Secrets, doctor.Accounts, doctor.Policies, doctor.Peerings,
+			doctor.Leases, doctor.Locks, doctor.Drifts, doctor.Settings, doctor.Leftovers, doctor.Kernels}
+		skipped := lo.SliceToMap(parts, func(p doctor.Part) (doctor.Part, string) { return p, notRead })
+		if c.SkipReason != nil {
+			skipped = map[doctor.Part]string{} // that it does not respond says it all
+		}
+		facts := &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, SkipReasons: skipped, Now: c.Now()}
 		x := &clusterReader{Cluster: c, objectsOnly: announce == nil, facts: facts}
 		x.setUnreachable(c.SkipReason)
 		return x
@@ -87,6 +93,11 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(stri
 			return err
 		})
 	}
+	for _, t := range tests {
+		if err != nil && !t.Answered {
+			t.SkipReason = cmp.Or(t.SkipReason, notRead)
+		}
+	}
 	return &doctor.Facts{
 		Version:  version.String(),
 		Clusters: lo.Map(all, func(x *clusterReader, _ int) *doctor.Cluster { return x.facts }),
@@ -110,14 +121,18 @@ func (x *clusterReader) setUnreachable(err error) {
 
 // skipPart records why a part could not be read. It returns an error only if ctx has ended.
 func (x *clusterReader) skipPart(ctx context.Context, part doctor.Part, err error) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if ctx.Err() != nil {
+		x.facts.SkipReasons[part] = notRead
 		return kube.ContextError(ctx, x.Wrap("read "+string(part), cmp.Or(err, ctx.Err())))
 	}
 	if err == nil {
+		if x.facts.SkipReasons[part] == notRead {
+			delete(x.facts.SkipReasons, part)
+		}
 		return nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	why := err.Error()
 	if status := apierrors.APIStatus(nil); apierrors.IsForbidden(err) && errors.As(err, &status) && status.Status().Details != nil {
 		why = "you may not read " + status.Status().Details.Kind
@@ -125,6 +140,9 @@ func (x *clusterReader) skipPart(ctx context.Context, part doctor.Part, err erro
 	x.facts.SkipReasons[part] = why
 	return nil
 }
+
+// notRead is why a part was not read if the command ends before.
+const notRead = "the command ended before it was read"
 
 // readers are functions that read parts of a cluster.
 type readers map[doctor.Part]func(context.Context) error
@@ -154,7 +172,11 @@ func (x *clusterReader) read(ctx context.Context) error {
 	}
 	x.facts.API.ClockAhead = time.Until(x.Now())
 	x.facts.Own.Installed = slices.Contains(lo.Values(x.facts.Own.CRDs), "") || x.facts.Own.DaemonSet != nil
-	return x.readAll(ctx, readers{doctor.Leftovers: x.readLeftovers, doctor.Kernels: x.planKernels})
+	err := x.readAll(ctx, readers{doctor.Leftovers: x.readLeftovers, doctor.Kernels: x.planKernels})
+	if len(x.probes) > 0 {
+		x.facts.SkipReasons[doctor.Kernels] = notRead
+	}
+	return err
 }
 
 func (x *clusterReader) readPermissions(ctx context.Context) error {

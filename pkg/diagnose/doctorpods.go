@@ -20,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -119,34 +120,35 @@ func (x *clusterReader) readKernels(ctx context.Context) error {
 	if len(probes) == 0 {
 		return nil
 	}
-	run, err := NewProbes(ctx, x.Cluster, "doctor")
+	reading, cancel := context.WithTimeoutCause(ctx, kernelTimeout, fmt.Errorf("not done after %s", kernelTimeout))
+	defer cancel()
+	run, err := NewProbes(reading, x.Cluster, "doctor")
 	if err != nil {
 		return err
 	}
-	reading, cancel := context.WithTimeout(ctx, kernelTimeout)
-	defer cancel()
 	if err = run.Start(reading, probes...); err != nil {
 		probes = nil // their channels are not closed
 	}
 	for _, p := range probes {
 		switch late := run.await(reading, ended, p); {
 		case late != nil:
-			x.facts.Machines.Unread[p.Node] = "no pod has read it within " + kernelTimeout.String()
+			why := strings.Join(lo.Compact([]string{"no pod has read it", run.pending(p)}), ": ")
+			x.facts.Machines.Unread[p.Node] = lo.Ternary(ctx.Err() == nil, why, notRead)
 		case p.Result.Kernel != nil:
 			x.facts.Machines.Kernels[p.Node] = p.Result.Kernel
 		case p.Err != nil:
 			x.facts.Machines.Unread[p.Node] = p.Err.Error()
 		}
 	}
+	ending, stop := context.WithTimeout(context.WithoutCancel(ctx), kube.RollbackTimeout)
+	defer stop()
 	if reading.Err() != nil {
 		// A silent kubelet does not report that its pods have terminated. By now, the API server may know that the node is not ready.
-		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // leftovers are deleted with their node
-		if err := x.readNodes(ctx); err != nil {
-			return err
-		}
+		_ = run.deletePods(ending, client.GracePeriodSeconds(0)) // leftovers are deleted with their node
+		err = cmp.Or(err, x.readNodes(ctx))
 	}
 	if removed := run.Remove(ctx); removed != nil {
-		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // the facts are valid nevertheless
+		_ = run.deletePods(ending, client.GracePeriodSeconds(0)) // the facts are valid nevertheless
 	}
 	return err
 }
@@ -203,7 +205,7 @@ func planTests(ctx context.Context, all []*clusterReader) (tests []*udpTest, err
 			tests = append(tests, planTest(ctx, a, b))
 		}
 	}
-	return lo.Compact(tests), ctx.Err()
+	return lo.Compact(tests), context.Cause(ctx)
 }
 
 // isPeered reports whether the ledger has an entry for the peer.
@@ -214,7 +216,7 @@ func isPeered(c *doctor.Cluster, peerID string) bool {
 // planTest plans a test, or returns nil if the clusters cannot be peered.
 func planTest(ctx context.Context, a, b *clusterReader) *udpTest {
 	plans, err := peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kube.Quiet{})
-	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind != kube.Forbidden {
+	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind != kube.Forbidden && ctx.Err() == nil {
 		a.facts.Plan = err.Error()
 		return nil
 	}
@@ -259,7 +261,7 @@ func runTests(ctx context.Context, tests []*udpTest) error {
 			t.SkipReason = err.Error()
 		}
 	}
-	return ctx.Err()
+	return context.Cause(ctx)
 }
 
 // run runs a pod in the client's cluster that sends UDP to a pod in the server's cluster, through a NodePort, as a gateway would.
@@ -284,8 +286,12 @@ func (t *udpTest) run(ctx context.Context) error {
 		return err
 	}
 	call := &Probe{Name: "client", Node: from.Name, Host: true, Task: probe.Task{Token: token}}
-	for i, a := range slices.Concat(nodes.Addresses(at, corev1.NodeInternalIP), nodes.Addresses(at, corev1.NodeExternalIP)) {
-		to := netip.AddrPortFrom(a, uint16(port))
+	addresses := slices.Concat(nodes.Addresses(at, corev1.NodeInternalIP), nodes.Addresses(at, corev1.NodeExternalIP))
+	destinations := callable(addresses, uint16(port), t.caller.ownRanges())
+	if len(destinations) == 0 {
+		return fmt.Errorf("node %s of %s has no address that is not one of %s or a special one", at.Name, t.To, t.From)
+	}
+	for i, to := range destinations {
 		one := probe.Call{ID: strconv.Itoa(i), Protocol: probe.UDP, To: to, Timeout: int(udpTimeout.Milliseconds())}
 		call.Task.Calls = append(call.Task.Calls, one)
 		t.Address = to.String()
@@ -302,6 +308,36 @@ func (t *udpTest) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// callable returns the destinations to which a node may send packets because another cluster names them. As for the endpoints that peers
+// announce, these are addresses of other machines.
+func callable(addresses []netip.Addr, port uint16, own []netip.Prefix) []netip.AddrPort {
+	at := func(port uint16) []string {
+		return lo.Map(addresses, func(a netip.Addr, _ int) string { return netip.AddrPortFrom(a, port).String() })
+	}
+	usable := exchange.Filter{Own: own, Endpoints: at(0)}.Usable(exchange.Announcement{Endpoints: at(port)}).Endpoints
+	return lo.Map(usable, func(e string, _ int) netip.AddrPort { return netip.MustParseAddrPort(e) })
+}
+
+// ownRanges are the addresses of the cluster's API server, nodes and pods, and those by which it knows its peers' pods.
+func (x *clusterReader) ownRanges() (out []netip.Prefix) {
+	add := func(a netip.Addr) { out = append(out, netip.PrefixFrom(a, a.BitLen())) }
+	if x.Server.IsValid() {
+		add(x.Server)
+	}
+	for _, n := range kube.Pointers(x.facts.Machines.Nodes) {
+		lo.ForEach(slices.Concat(nodes.Addresses(n, corev1.NodeInternalIP), nodes.Addresses(n, corev1.NodeExternalIP)), func(a netip.Addr, _ int) { add(a) })
+		for _, cidr := range n.Spec.PodCIDRs {
+			if p, err := netip.ParsePrefix(cidr); err == nil {
+				out = append(out, p)
+			}
+		}
+	}
+	for _, entry := range lo.FromPtr(x.facts.Ledger).Spec.Peers {
+		out = append(out, lo.Map(entry.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Mapped.Prefix })...)
+	}
+	return out
 }
 
 // serveUDP starts a pod that answers UDP, and returns its NodePort.

@@ -37,6 +37,8 @@ const (
 	// rejectionTimeout is how long a pod must be refused until that counts as final. The ServiceAccount of a new namespace is created
 	// shortly after the namespace.
 	rejectionTimeout = 3 * time.Second
+	// removalTimeout limits the attempt to remove what a request without an answer may have created.
+	removalTimeout = 10 * time.Second
 	// maxOutput limits the bytes that are read from a probe's log.
 	maxOutput = 4 << 20
 )
@@ -99,8 +101,10 @@ type Probes struct {
 	// mu is held to append to the lists, which only the command reads without it.
 	mu  sync.Mutex
 	all []*Probe
-	// created are all objects of the run except pods.
-	created []client.Object
+	// created are all objects of the run except pods, and unanswered those that the API server may have created without an answer.
+	created, unanswered []client.Object
+	// waiting is why probes do not run yet.
+	waiting map[*Probe]string
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
 	ctx     context.Context
@@ -112,8 +116,11 @@ func NewProbes(ctx context.Context, c *kube.Cluster, kind string) (*Probes, erro
 	if err != nil {
 		return nil, err
 	}
-	p := &Probes{cluster: c, run: kind + "-" + strings.ToLower(rand.Text()[:6]), image: imageOfProbes(c, ds)}
+	p := &Probes{cluster: c, run: kind + "-" + strings.ToLower(rand.Text()[:6]), image: imageOfProbes(c, ds), waiting: map[*Probe]string{}}
 	if err := createNamespace(ctx, c); err != nil {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), removalTimeout)
+		defer cancel()
+		_ = deleteNamespace(ending, c) // a request without an answer may have created it
 		return nil, err
 	}
 	p.ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // until Remove
@@ -168,13 +175,21 @@ func (p *Probes) create(ctx context.Context, obj client.Object) error {
 	if apierrors.IsAlreadyExists(err) {
 		err = p.cluster.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 	}
-	if err != nil {
-		return p.cluster.Wrap("create "+kube.Describe(obj), err)
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.created = append(p.created, obj)
-	return nil
+	if err == nil {
+		p.created = append(p.created, obj)
+	} else if !errors.As(err, new(apierrors.APIStatus)) {
+		p.unanswered = append(p.unanswered, obj)
+	}
+	return p.cluster.Wrap("create "+kube.Describe(obj), err)
+}
+
+// pending returns why a probe does not run, empty if it does.
+func (p *Probes) pending(one *Probe) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.waiting[one]
 }
 
 // follow waits until each of the probes runs or has failed, and starts to read its output.
@@ -188,6 +203,9 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 			}
 			pod := kube.Find(o, func(pod *corev1.Pod) bool { return metav1.IsControlledBy(pod, one.job) })
 			reason, err := pendingReason(c, o, one, pod)
+			p.mu.Lock()
+			p.waiting[one] = reason
+			p.mu.Unlock()
 			switch {
 			case err != nil:
 				one.Err = err
@@ -322,6 +340,11 @@ func (p *Probes) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), kube.RollbackTimeout)
 	defer cancel()
 	c := p.cluster
+	for _, obj := range p.unanswered {
+		if c.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj) == nil {
+			p.created = append(p.created, obj)
+		}
+	}
 	err := errors.Join(c.DeleteEach(ctx, p.created), p.deletePods(ctx))
 	p.stop()
 	p.wg.Wait()

@@ -2,11 +2,14 @@ package diagnose
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -20,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -241,4 +245,110 @@ func TestNamespaceForProbesStaysForPeer(t *testing.T) {
 	kit.NoError(t, deleteNamespace(t.Context(), c))
 	ns, err := kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace)
 	kit.ErrorIf(t, err != nil || !applied || ns == nil || !ns.DeletionTimestamp.IsZero(), "applied %t: %+v, %v", applied, ns, err)
+}
+
+// twoNodes is a cluster with two ready nodes.
+func twoNodes(t *testing.T, prepare func(*corev1.Pod) client.Object, objs ...client.Object) *kube.Cluster {
+	t.Helper()
+	return podsOfJobs(t, "", prepare, append(objs, kubetest.Node("n1", true, "172.18.1.11"), kubetest.Node("n2", true, "172.18.1.12"))...)
+}
+
+// pendingPod is a pod that is never started.
+func pendingPod(pod *corev1.Pod) client.Object {
+	pod.Status.Phase = corev1.PodPending
+	return pod
+}
+
+// doctor that ends before its pods have run leaves nothing behind, and has what it read before.
+func TestInterruptedDoctor(t *testing.T) { synctest.Test(t, interruptedDoctor) }
+
+func interruptedDoctor(t *testing.T) {
+	for _, delay := range []time.Duration{0, time.Millisecond, 500 * time.Millisecond, 3 * time.Second, 20 * time.Second} {
+		c := twoNodes(t, pendingPod)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Minute, errors.New("interrupted"))
+		announced := false
+		facts, err := ReadFacts(ctx, []*kube.Cluster{c}, func(string) { announced = true; time.AfterFunc(delay, cancel) }, kube.Quiet{})
+		kit.ErrorIf(t, err == nil || !announced, "after %s: %v", delay, err)
+		nothingIsLeft(t, c)
+		ns := kit.Must(kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace))(t)
+		kit.ErrorIf(t, ns != nil, "after %s: the namespace is left", delay)
+		x := facts.Clusters[0]
+		kit.ErrorIf(t, len(x.Machines.Nodes) != 2 || x.SkipReasons[doctor.Nodes] != "" || x.SkipReasons[doctor.Kernels] == "", "after %s: %d nodes, skipped %v", delay, len(x.Machines.Nodes), x.SkipReasons)
+	}
+	// Before anything was read, nothing is known, and no check has failed.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	facts, err := ReadFacts(ctx, []*kube.Cluster{twoNodes(t, pendingPod), twoNodes(t, pendingPod)}, func(string) {}, kube.Quiet{})
+	report := doctor.Examine(facts)
+	kit.ErrorIf(t, err == nil || report.Result.IsProblem(), "%v: %+v", err, report.Cause)
+}
+
+// If no pod starts, doctor says why within 30 s, and has what objects show.
+func TestDoctorWithoutPods(t *testing.T) { synctest.Test(t, doctorWithoutPods) }
+
+func doctorWithoutPods(t *testing.T) {
+	for name, tt := range map[string]struct {
+		pod  func(*corev1.Pod) client.Object
+		want string
+	}{
+		"no kubelet":   {pendingPod, "no pod has read it: its pod is Pending"},
+		"no image yet": {waiting("ContainerCreating", "waiting for the volume"), "ContainerCreating waiting for the volume"},
+		"quota": {func(pod *corev1.Pod) client.Object {
+			return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "failed quota: team-quota"}
+		}, "failed quota: team-quota"},
+	} {
+		c := twoNodes(t, tt.pod)
+		start := time.Now()
+		facts, err := ReadFacts(t.Context(), []*kube.Cluster{c}, func(string) { start = time.Now() }, kube.Quiet{})
+		kit.NoError(t, err)
+		kit.ErrorIf(t, time.Since(start) > 30*time.Second, "%s: it took %s", name, time.Since(start))
+		for node, why := range facts.Clusters[0].Machines.Unread {
+			kit.ErrorIf(t, !strings.Contains(why, tt.want), "%s: of %s it says %q", name, node, why)
+		}
+		kit.Check(t, name+": nodes that were not read", len(facts.Clusters[0].Machines.Unread), 2)
+		nothingIsLeft(t, c)
+	}
+}
+
+// A create request that is never answered does not make doctor hang, and what it has created is removed.
+func TestUnansweredCreate(t *testing.T) { synctest.Test(t, unansweredCreate) }
+
+func unansweredCreate(t *testing.T) {
+	for _, kind := range []string{"Namespace", "Job"} {
+		c := twoNodes(t, pendingPod)
+		c.Client = interceptor.NewClient(c.Client, interceptor.Funcs{Create: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			err := w.Create(ctx, obj, opts...)
+			if kube.KindName(obj) == kind {
+				obj.SetUID("")
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return err
+		}})
+		start := time.Now()
+		facts, err := ReadFacts(t.Context(), []*kube.Cluster{c}, func(string) { start = time.Now() }, kube.Quiet{})
+		kit.NoError(t, err)
+		kit.ErrorIf(t, time.Since(start) > 40*time.Second || facts.Clusters[0].SkipReasons[doctor.Kernels] == "", "%s: it took %s, %v", kind, time.Since(start), facts.Clusters[0].SkipReasons)
+		nothingIsLeft(t, c)
+		ns := kit.Must(kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace))(t)
+		kit.ErrorIf(t, ns != nil, "%s: the namespace is left", kind)
+	}
+}
+
+// A node sends no packets to what another cluster names, unless it may be another cluster's machine.
+func TestCallable(t *testing.T) {
+	own := []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")}
+	for in, want := range map[string]string{
+		"172.18.3.11": "[172.18.3.11:31000]", "203.0.113.1": "[203.0.113.1:31000]", "2001:db8::1": "[[2001:db8::1]:31000]",
+		"172.18.1.11": "[]", "127.0.0.1": "[]", "169.254.169.254": "[]", "0.0.0.0": "[]", "224.0.0.1": "[]", "255.255.255.255": "[]",
+		"::1": "[]", "fe80::1": "[]", "::ffff:127.0.0.1": "[]", "::ffff:169.254.169.254": "[]", "fe80::1%eth0": "[]",
+	} {
+		kit.Check(t, in, fmt.Sprint(callable([]netip.Addr{netip.MustParseAddr(in)}, 31000, own)), want)
+	}
+	kit.Check(t, "a well-known port", len(callable([]netip.Addr{netip.MustParseAddr("172.18.3.11")}, 53, own)), 0)
+	c := &clusterReader{Cluster: &kube.Cluster{Server: netip.MustParseAddr("192.0.2.1")}, facts: &doctor.Cluster{}}
+	node := kubetest.Node("n1", true, "172.18.1.11")
+	node.Spec.PodCIDRs = []string{"10.244.0.0/24"}
+	c.facts.Machines.Nodes = []corev1.Node{*node}
+	kit.Check(t, "own ranges", fmt.Sprint(c.ownRanges()), "[192.0.2.1/32 172.18.1.11/32 10.244.0.0/24]")
 }

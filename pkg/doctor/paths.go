@@ -161,8 +161,8 @@ func proxyARP(x *examination, node string, k *probe.Kernel) {
 	}
 }
 
-// answersOfNetwork returns the hardware addresses by which the network itself answers ARP, as with proxy ARP and on Azure: those of
-// routers, and those that stand for several nodes without being a node's.
+// answersOfNetwork returns the hardware addresses by which the network itself answers ARP, as with proxy ARP and on Azure. They are those
+// of routers, and those that stand for several nodes without being a node's.
 func (x *examination) answersOfNetwork(owners map[string]string) map[string]bool {
 	pairs := map[[2]string]bool{} // a hardware address, and a node that is reached by it
 	for node, k := range x.Machines.Kernels {

@@ -406,8 +406,8 @@ func RemoveNamespace(ctx context.Context, c *kube.Cluster) error {
 	return c.AwaitDeleted(ctx, ns)
 }
 
-// emptyNamespace deletes everything in our namespace. Without an error nothing is left, except for objects of aggregated APIs whose servers
-// are down: nothing of ours can be in them, and Kubernetes would wait for them without end.
+// emptyNamespace deletes everything in our namespace. Without an error nothing is left. It leaves out aggregated APIs whose servers are down:
+// nothing of ours can be in them, and Kubernetes would wait for them without end.
 func emptyNamespace(ctx context.Context, c *kube.Cluster) error {
 	kinds, err := c.Discovery.ServerPreferredNamespacedResources()
 	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); errors.As(err, &failed) {

@@ -8,6 +8,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,8 +19,10 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/pterm/pterm"
@@ -125,10 +128,16 @@ func (o *Format) Print(w io.Writer, kind string, fields, items any, names []stri
 		if err != nil {
 			return err
 		}
-		doc := &document{metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields}
+		doc := &document{TypeMeta: metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields: fields, format: o.format}
 		if err := p.PrintObj(doc, &raw); err != nil {
 			return err
 		}
+		text := strings.NewReplacer(doc.hidden...).Replace(raw.String())
+		if o.format == "json" || strings.HasPrefix(o.format, "jsonpath-as-json") {
+			text = escape(text, "")
+		}
+		raw.Reset()
+		raw.WriteString(text)
 	}
 	_, err := io.WriteString(w, Sanitize(raw.String()))
 	return err
@@ -138,25 +147,78 @@ func (o *Format) Print(w io.Writer, kind string, fields, items any, names []stri
 type document struct {
 	metav1.TypeMeta
 	fields any
+	format string
+	// hidden are pairs of placeholders and the YAML that replaces them.
+	hidden []string
 }
 
 // DeepCopyObject returns the same document, as printers do not change it.
 func (d *document) DeepCopyObject() runtime.Object { return d }
 
-// MarshalJSON writes TypeMeta and the fields as one object. It escapes what controls a terminal, which encoding/json does for ASCII only,
-// and which YAML does not accept. YAML has no escape for surrogates.
+// MarshalJSON writes TypeMeta and the fields as one object. It escapes what controls a terminal, which encoding/json does for ASCII only.
+// The YAML printer reads the JSON, which has no surrogates then, and escapes even less. So texts that need it have placeholders in it.
 func (d *document) MarshalJSON() ([]byte, error) {
 	head, headErr := json.Marshal(d.TypeMeta)
 	fields, err := json.Marshal(d.fields)
-	out := slices.Clone(bytes.TrimSuffix(head, []byte("}")))
-	for _, r := range "," + string(bytes.TrimPrefix(fields, []byte("{"))) {
-		if unicode.IsGraphic(r) || r > math.MaxUint16 {
-			out = utf8.AppendRune(out, r)
-		} else {
-			out = fmt.Appendf(out, `\u%04x`, r)
+	out := slices.Concat(bytes.TrimSuffix(head, []byte("}")), []byte(","), bytes.TrimPrefix(fields, []byte("{")))
+	if d.format != "yaml" {
+		return []byte(escape(string(out), "%c")), cmp.Or(headErr, err)
+	}
+	return jsonString.ReplaceAllFunc(out, func(literal []byte) []byte {
+		text := ""
+		if json.Unmarshal(literal, &text) != nil || Sanitize(text) == text { // it is always valid
+			return literal
+		}
+		placeholder := rand.Text() // which no cluster can guess
+		d.hidden = append(d.hidden, placeholder, escape(string(literal), `\U%08x`))
+		return []byte(strconv.Quote(placeholder))
+	}), cmp.Or(headErr, err)
+}
+
+// jsonString matches a string in JSON.
+var jsonString = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+
+// escape escapes the characters in the strings of a JSON document that control a terminal. Those of more than 16 bits get the given format,
+// or become surrogates if it is empty.
+func escape(document, large string) string {
+	var out strings.Builder
+	for _, r := range document {
+		high, low := utf16.EncodeRune(r)
+		switch {
+		case r == '\n', r == '\t', unicode.IsGraphic(r):
+			out.WriteRune(r)
+		case r <= math.MaxUint16:
+			out.WriteString(fmt.Sprintf(`\u%04x`, r))
+		case large == "":
+			out.WriteString(fmt.Sprintf(`\u%04x\u%04x`, high, low))
+		default:
+			out.WriteString(fmt.Sprintf(large, r))
 		}
 	}
-	return out, cmp.Or(headErr, err)
+	return out.String()
+}
+
+// EscapeXML escapes the characters in the texts of an XML document that control a terminal.
+func EscapeXML(document string) string {
+	var out strings.Builder
+	for _, r := range document {
+		if r == '\n' || unicode.IsGraphic(r) {
+			out.WriteRune(r)
+		} else {
+			out.WriteString(fmt.Sprintf("&#x%x;", r))
+		}
+	}
+	return out.String()
+}
+
+// Sanitized returns a writer that passes on what it is given without what controls a terminal.
+func Sanitized(w io.Writer) io.Writer { return sanitizer{w} }
+
+type sanitizer struct{ w io.Writer }
+
+func (s sanitizer) Write(p []byte) (int, error) {
+	_, err := io.WriteString(s.w, Sanitize(string(p)))
+	return len(p), err
 }
 
 // Table prints rows below a header, or nothing without rows. Columns whose name begins with "+" are shown only by -o wide.

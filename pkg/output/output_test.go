@@ -4,15 +4,21 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"encoding/json"
+	"encoding/xml"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/pterm/pterm"
+	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
 )
 
 func TestOutput(t *testing.T) {
@@ -155,4 +161,72 @@ func TestTemplates(t *testing.T) {
 	if err := (&Format{}).Set("go-template-file=/does/not/exist"); err == nil {
 		t.Error("a missing file is a template")
 	}
+}
+
+// invisible returns texts with all characters that a terminal may interpret, or that hide what follows: controls, C1, bidirectional and
+// format characters, separators, private and unassigned ones.
+func invisible() (out []string) {
+	var text strings.Builder
+	for r := range rune(0x10ffff) {
+		if !unicode.IsGraphic(r) && utf8.ValidRune(r) && (r < 0x3000 || r%997 == 0 || unicode.In(r, unicode.Cf, unicode.Cc, unicode.Zl, unicode.Zp)) {
+			fmt.Fprintf(&text, "%c-", r)
+		}
+		if text.Len() > 1000 || r == 0x10fffe {
+			out = append(out, text.String(), "# "+text.String()+"\n: 'x'\n--- \"y\" \\ \t")
+			text.Reset()
+		}
+	}
+	return out
+}
+
+// Whatever a text has, no document controls a terminal, and each is valid and has the text.
+func TestDocumentsRoundTrip(t *testing.T) {
+	texts := invisible()
+	kit.FatalIf(t, len(texts) < 4, "%d texts", len(texts))
+	for i, text := range texts {
+		fields := map[string]any{"name": text, text[:min(len(text), 100)]: "key", "list": []string{text, "plain"}}
+		if !utf8.ValidString(text[:min(len(text), 100)]) {
+			delete(fields, text[:100])
+		}
+		for format, decode := range map[string]func([]byte, any) error{
+			"json": json.Unmarshal, "yaml": func(raw []byte, to any) error { return yaml.Unmarshal(raw, to) }, "kyaml": func(raw []byte, to any) error { return yaml.Unmarshal(raw, to) },
+			"jsonpath-as-json={@}": func(raw []byte, to any) error { return json.Unmarshal(raw, &[]any{to}) },
+		} {
+			o, out, got := &Format{}, bytes.Buffer{}, map[string]any{}
+			kit.NoError(t, o.Set(format))
+			kit.NoError(t, o.Print(&out, "Test", fields, nil, nil))
+			schema.NoControl(t, format, out.String())
+			if err := decode(out.Bytes(), &got); err != nil {
+				t.Errorf("%s, text %d: %v\n%.300s", format, i, err, out.String())
+				continue
+			}
+			kit.Check(t, fmt.Sprintf("%s, text %d", format, i), got["name"], any(text))
+			kit.Check(t, format+": a list", fmt.Sprint(got["list"]), fmt.Sprint(fields["list"]))
+			kit.Check(t, format+": number of keys", len(got), len(fields)+2)
+		}
+		type element struct {
+			Attribute string `xml:"attribute,attr"`
+			Text      string `xml:",chardata"`
+		}
+		raw, err := xml.MarshalIndent(element{text, text}, "", "  ")
+		kit.NoError(t, err)
+		escaped, got := EscapeXML(string(raw)), element{}
+		schema.NoControl(t, "xml", escaped)
+		kit.NoError(t, xml.Unmarshal([]byte(escaped), &got))
+		// XML has no C0 controls, nor the last two characters of a plane, in any form.
+		want := strings.Map(func(r rune) rune {
+			if r < ' ' && !strings.ContainsRune("\t\n\r", r) || r == 0xfffe || r == 0xffff {
+				return unicode.ReplacementChar
+			}
+			return r
+		}, text)
+		kit.Check(t, fmt.Sprintf("xml, text %d", i), got, element{want, want})
+	}
+}
+
+// What libraries log, such as what an API server answers, does not control the terminal.
+func TestSanitized(t *testing.T) {
+	var out bytes.Buffer
+	n, err := Sanitized(&out).Write([]byte("a\x1b[2J\u202e\n"))
+	kit.ErrorIf(t, err != nil || n != 9 || out.String() != "a\ufffd[2J\ufffd\n", "%d, %v: %q", n, err, out.String())
 }
