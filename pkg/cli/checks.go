@@ -17,6 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
@@ -342,7 +343,7 @@ func (g *globals) clustersToExamine(ctx context.Context, refs []string) ([]*kube
 			if isPeer {
 				clusters = append(clusters, c)
 			} else {
-				g.err().Printf("Note: context %s is not examined: %s; to examine it, name it: kubectl liqonet doctor %s %s\n", c.Name, why, clusters[0].Name, c.Name)
+				g.err().Printf("Note: context %s is not examined: %s; to examine it, name it: kubectl liqonet doctor %s %s\n", c.Name, why, failure.Quote(clusters[0].Name), failure.Quote(c.Name))
 			}
 		}
 	}

@@ -170,7 +170,7 @@ func Kubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcmdapi
 }
 
 func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, error) {
-	kubectl := "kubectl" + lo.Ternary(rules.ExplicitPath == "", "", " --kubeconfig "+rules.ExplicitPath) + " --context " + contextName
+	kubectl := "kubectl" + lo.Ternary(rules.ExplicitPath == "", "", " --kubeconfig "+failure.Quote(rules.ExplicitPath)) + " --context " + failure.Quote(contextName)
 	if cluster := raw.Contexts[contextName].Cluster; raw.Clusters[cluster] == nil {
 		return nil, failure.Usagef("try: kubectl config get-contexts", "context %q names cluster %q, which the kubeconfig does not have", contextName, cluster)
 	}

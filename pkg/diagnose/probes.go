@@ -259,7 +259,7 @@ func (p *Probe) rejectedError(c *kube.Cluster, reason string) error {
 	case p.rejected.IsZero():
 		p.rejected = time.Now()
 	case time.Since(p.rejected) >= rejectionTimeout:
-		hint := fmt.Sprintf("%s -n %s describe job %s", c.Kubectl, p.job.Namespace, p.job.Name)
+		hint := fmt.Sprintf("%s -n %s describe job %s", c.Kubectl, p.job.Namespace, failure.Quote(p.job.Name))
 		return c.Errorf(kube.NotReady, fmt.Sprintf("start probe %s on node %s", p.job.Name, p.Node), hint, "%s", reason)
 	}
 	return nil
@@ -298,7 +298,7 @@ func (p *Probes) readLog(ctx context.Context, one *Probe) {
 	case one.Err != nil:
 	case strings.Contains(last, "unknown command"):
 		e := engine.StartError(p.cluster, one.Pod, fmt.Errorf("the agents' image %s has a version without probes", p.image))
-		e.Hint = "kubectl liqonet upgrade " + p.cluster.Name
+		e.Hint = "kubectl liqonet upgrade " + failure.Quote(p.cluster.Name)
 		one.Err = e
 	case !spoken:
 		one.Err = engine.StartError(p.cluster, one.Pod, errors.New(cmp.Or(last, "it has printed nothing")))

@@ -24,6 +24,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -74,18 +75,21 @@ func (x *examination) skip(why string) {
 	x.add(check.Finding{Result: check.Skipped, Problem: why})
 }
 
-// kubectl returns a kubectl command in our namespace.
-func (x *examination) kubectl(format string, args ...any) string {
-	return x.Kubectl + " -n liqonet-system " + fmt.Sprintf(format, args...)
+// kubectl returns a kubectl command in our namespace, with names.
+func (x *examination) kubectl(command string, names ...string) string {
+	return strings.Join(slices.Concat([]string{x.Kubectl, "-n liqonet-system", command}, lo.Map(names, quote)), " ")
 }
 
-// liqonet returns a liqonet command whose first argument is the cluster.
-func (x *examination) liqonet(verb string, args ...string) string {
-	return strings.Join(slices.Concat([]string{"kubectl liqonet", verb, x.Cluster.Name}, args), " ")
+// liqonet returns a liqonet command whose first argument is the cluster, with names.
+func (x *examination) liqonet(verb string, names ...string) string {
+	names = slices.Concat([]string{x.Cluster.Name}, names)
+	return "kubectl liqonet " + verb + " " + strings.Join(lo.Map(names, quote), " ")
 }
+
+func quote(name string, _ int) string { return failure.Quote(name) }
 
 // fixCommand returns the command that recreates our objects.
-func (x *examination) fixCommand() string { return x.liqonet("doctor", "--fix") }
+func (x *examination) fixCommand() string { return x.liqonet("doctor") + " --fix" }
 
 // peerCommand returns the peer command that repairs our objects. Without a peering, it names the other cluster of the command line.
 func (x *examination) peerCommand() string {

@@ -3,6 +3,8 @@ package doctor
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -419,6 +421,64 @@ func TestFaults(t *testing.T) {
 	slices.Sort(all)
 	slices.Sort(found)
 	kit.Check(t, "checks without a fault", slices.Compact(found), all)
+}
+
+// rename replaces names in all strings of a value, and in the keys of its maps.
+func rename(v reflect.Value, names *strings.Replacer) {
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() && v.Elem().Kind() != reflect.String {
+			rename(v.Elem(), names)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				rename(v.Field(i), names)
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			rename(v.Index(i), names)
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			value := reflect.New(v.Type().Elem()).Elem()
+			value.Set(v.MapIndex(key))
+			rename(value, names)
+			now := reflect.New(key.Type()).Elem()
+			now.Set(key)
+			rename(now, names)
+			v.SetMapIndex(key, reflect.Value{})
+			v.SetMapIndex(now, value)
+		}
+	case reflect.String:
+		if v.CanSet() {
+			v.SetString(names.Replace(v.String()))
+		}
+	}
+}
+
+// A command in a hint runs nothing else, whatever names an API server returns.
+func TestHintsQuoteNames(t *testing.T) {
+	const cluster, peer, link = "al;pha", "be$(x)ta", "e`x`0"
+	names := strings.NewReplacer("alpha", cluster, "beta", peer, "eth0", link, "loq0-0", "loq0-0;x", "gw.example", "gw;x.example")
+	quoted, all := regexp.MustCompile(`'[^']*'`), 0
+	for _, tt := range faults() {
+		f := healthy()
+		tt.make(f, f.Clusters[0], f.Clusters[1])
+		rename(reflect.ValueOf(f), names)
+		for _, c := range Examine(f).Checks {
+			for _, finding := range c.Findings {
+				hint := quoted.ReplaceAllString(strings.ReplaceAll(finding.Hint, "kubectl --context "+cluster, ""), "")
+				hint = strings.ReplaceAll(hint, "kubectl --context "+peer, "")
+				for _, evil := range []string{cluster, "$(", "`x", ";x"} {
+					kit.ErrorIf(t, strings.Contains(hint, evil), "%s: %q", tt.name, finding.Hint)
+				}
+				all += strings.Count(finding.Hint, "'") / 2
+			}
+		}
+	}
+	kit.ErrorIf(t, all < 40, "only %d names were quoted: this proves little", all)
 }
 
 // A network that answers ARP itself, as on Azure or with proxy ARP, has no duplicate addresses. A machine that took one node's addresses

@@ -18,6 +18,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -101,7 +102,7 @@ func agentPermissions(x *examination) {
 func drift(x *examination) {
 	for _, entry := range x.Ledger.DeletedByHand(x.Peerings) {
 		x.fail("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
-			fmt.Sprintf("%s recreates it, %s --peer %s removes the rest", x.liqonet("peer", entry.Name), x.liqonet("unpeer"), entry.Name))
+			fmt.Sprintf("%s recreates it, %s --peer %s removes the rest", x.liqonet("peer", entry.Name), x.liqonet("unpeer"), failure.Quote(entry.Name)))
 	}
 	for _, o := range x.Own.Drift {
 		if isAccess(o) || o.Kind == "Secret" || o.Kind == "CustomResourceDefinition" {
@@ -125,7 +126,7 @@ func tokens(x *examination) {
 			created := a.CreationTimestamp.UTC().Format(time.RFC3339)
 			x.fail("", "tokens of agents are not accepted: ServiceAccount "+a.Name+" was recreated",
 				fmt.Sprintf("it was created at %s, after the pods %s", created, joinFirst(late)),
-				x.kubectl("delete pods %s", strings.Join(late, " ")))
+				x.kubectl("delete pods", late...))
 		}
 	}
 }
@@ -209,7 +210,7 @@ func locks(x *examination) {
 		if l.IsExpired {
 			age := x.Now.Sub(l.Lease.CreationTimestamp.Time).Round(time.Second)
 			x.warn("", l.Name+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was created %s ago", l.Lease.Name, age),
-				fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, l.Lease.Name))
+				fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, failure.Quote(l.Lease.Name)))
 		}
 	}
 }
@@ -257,7 +258,7 @@ func udpPaths(x *examination) {
 			x.skip(w.SkipReason)
 		default:
 			x.fail("", fmt.Sprintf("UDP from its nodes does not reach %s", w.To), "no answer from "+w.Address,
-				"allow UDP to "+w.Address+"; then: "+x.liqonet("doctor", w.To))
+				"allow UDP to "+failure.Quote(w.Address)+"; then: "+x.liqonet("doctor", w.To))
 		}
 	}
 }
@@ -317,7 +318,7 @@ func nodeAgents(x *examination, n *corev1.Node) {
 	if x.Own.DaemonSet == nil || pod == nil || !nodes.RunsAgents(n) {
 		return
 	}
-	hint := x.kubectl("delete pod %s", pod.Name)
+	hint := x.kubectl("delete pod", pod.Name)
 	what := fmt.Sprintf("the agent of node %s does not respond", n.Name)
 	lease := x.Reports[n.Name].LeaseName()
 	running := lo.FirstOrEmpty(pod.Status.ContainerStatuses).State.Running
@@ -340,10 +341,10 @@ func gateways(g gateway) {
 	if !g.isSilent() {
 		return
 	}
-	what, hint := g.name()+" has no pod", g.x.kubectl("describe deployment %s", g.lease())
+	what, hint := g.name()+" has no pod", g.x.kubectl("describe deployment", g.lease())
 	if pod := g.x.GatewayPod(g.peering.Name, g.Index); pod != nil {
 		what = fmt.Sprintf("%s does not respond, on node %s", g.name(), cmp.Or(pod.Spec.NodeName, "-"))
-		hint = g.x.kubectl("delete pod %s", pod.Name)
+		hint = g.x.kubectl("delete pod", pod.Name)
 	}
 	g.fail(what, g.x.sinceBeat(g.lease()), hint)
 }
@@ -355,7 +356,7 @@ func allGateways(x *examination) {
 			continue
 		}
 		what := fmt.Sprintf("all %d gateways to %s are dead", len(p.Spec.Planes), cmp.Or(p.Spec.Remote.Name, p.Name))
-		x.fail("", what, "none renews its Lease", x.kubectl("get pods -o wide -l %s=%s", v1alpha1.LabelPeering, p.Name)).Peering = p.Name
+		x.fail("", what, "none renews its Lease", x.kubectl("get pods -o wide -l", v1alpha1.LabelPeering+"="+p.Name)).Peering = p.Name
 	}
 }
 
@@ -364,13 +365,13 @@ func agentProblems(x *examination) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		if m := x.Reports[node].Problem(); m != "" && !x.isSilent(x.Reports[node].LeaseName()) {
 			x.fail(node, fmt.Sprintf("the agent of node %s reports a problem: %s", node, m),
-				"condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node).Pairs = x.allPairs()
+				"condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+failure.Quote(node)).Pairs = x.allPairs()
 		}
 	}
 	for _, g := range x.gateways() {
 		if s := g.status; s != nil && s.Connected && s.Message != "" && !g.isSilent() {
 			what := g.name() + " reports a problem: " + s.Message
-			g.fail(what, "message of its Peering", x.Kubectl+" describe peering "+g.peering.Name)
+			g.fail(what, "message of its Peering", x.Kubectl+" describe peering "+failure.Quote(g.peering.Name))
 		}
 	}
 }
@@ -388,7 +389,7 @@ func forPods(check func(*examination, *corev1.Pod, corev1.ContainerStatus)) func
 
 // failedPod adds a finding about a pod.
 func (x *examination) failedPod(p *corev1.Pod, what, evidence string) *check.Finding {
-	f := x.fail(nodeOfPod(p), what, evidence, x.kubectl("describe pod %s", p.Name))
+	f := x.fail(nodeOfPod(p), what, evidence, x.kubectl("describe pod", p.Name))
 	f.Peering = p.Labels[v1alpha1.LabelPeering]
 	return f
 }
@@ -464,7 +465,7 @@ func policies(x *examination, p *corev1.Pod, _ corev1.ContainerStatus) {
 			if by != "" && component(p) == "gateway" && len(x.found) == 0 { // one finding is enough
 				words := lo.Ternary(direction == networkingv1.PolicyTypeIngress, "to", "from")
 				what := fmt.Sprintf("NetworkPolicy %s blocks UDP %s the gateways", by, words)
-				x.failedPod(p, what, fmt.Sprintf("port %d, pod %s", port, p.Name)).Hint = x.kubectl("delete networkpolicy %s", by)
+				x.failedPod(p, what, fmt.Sprintf("port %d, pod %s", port, p.Name)).Hint = x.kubectl("delete networkpolicy", by)
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/version"
@@ -28,7 +29,7 @@ const strictRPFilter = 1
 
 func nodesReady(x *examination, n *corev1.Node) {
 	silence := x.Machines.NodeSilence[n.Name]
-	hint := x.Kubectl + " describe node " + n.Name
+	hint := x.Kubectl + " describe node " + failure.Quote(n.Name)
 	if !nodes.IsReady(n) {
 		_, said := conditionOf(n, corev1.NodeReady)
 		x.failNode(n.Name, fmt.Sprintf("node %s is not ready", n.Name), said, hint)
@@ -49,7 +50,7 @@ func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) (corev1.Conditio
 
 func disks(x *examination, n *corev1.Node) {
 	if full, said := conditionOf(n, corev1.NodeDiskPressure); full == corev1.ConditionTrue {
-		x.fail(n.Name, "the disk of node "+n.Name+" is full", said, x.Kubectl+" describe node "+n.Name).Pairs = x.allPairs()
+		x.fail(n.Name, "the disk of node "+n.Name+" is full", said, x.Kubectl+" describe node "+failure.Quote(n.Name)).Pairs = x.allPairs()
 	}
 }
 
@@ -79,7 +80,7 @@ func kernels(x *examination, node string, k *probe.Kernel) {
 	needs := func(overlay v1alpha1.OverlayKind) bool {
 		return slices.ContainsFunc(x.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Overlay == overlay })
 	}
-	hint := "load the module, or install another kernel, on " + node + "; then: " + x.liqonet("doctor")
+	hint := "load the module, or install another kernel, on " + failure.Quote(node) + "; then: " + x.liqonet("doctor")
 	switch {
 	case k.Nftables != "":
 		x.fail(node, "nftables does not work on node "+node, k.Nftables, hint)
@@ -108,7 +109,7 @@ func connections(x *examination, node string, k *probe.Kernel) {
 func foreignLinks(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
 		if strings.HasPrefix(l.Name, wire.LinkPrefix) && !l.IsOwn {
-			x.fail(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
+			x.fail(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+failure.Quote(l.Name))
 		}
 	}
 }
@@ -128,7 +129,7 @@ func forwarding(x *examination, node string, k *probe.Kernel) {
 			continue
 		}
 		setting := "net.ipv4.conf." + l.Name + "." + name
-		x.failNode(node, "node "+node+" "+what, setting+" is not "+value, "on the node: sysctl "+setting+"="+value)
+		x.failNode(node, "node "+node+" "+what, setting+" is not "+value, "on the node: sysctl "+failure.Quote(setting+"="+value))
 	}
 }
 
@@ -156,7 +157,7 @@ func proxyARP(x *examination, node string, k *probe.Kernel) {
 	for _, l := range k.Links {
 		if l.Uplink && l.ProxyARP {
 			x.failNode(node, fmt.Sprintf("node %s answers ARP for other addresses", node), "proxy_arp is on at "+l.Name,
-				fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.proxy_arp=0", l.Name))
+				"on the node: sysctl "+failure.Quote("net.ipv4.conf."+l.Name+".proxy_arp=0"))
 		}
 	}
 }
@@ -198,7 +199,7 @@ func duplicates(x *examination) {
 	say := func(node, addr, mac, evidence string) {
 		if !said[addr] && !isOfNetwork[mac] {
 			said[addr] = true
-			hint := "find the machine with " + mac + ": arping -D " + addr
+			hint := "find the machine with " + failure.Quote(mac) + ": arping -D " + failure.Quote(addr)
 			x.failNode(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, hint)
 		}
 	}
@@ -241,7 +242,7 @@ func uplinkMTU(x *examination) {
 		for _, l := range links {
 			if l.mtu != usual {
 				x.fail(l.node, fmt.Sprintf("the uplink of node %s has an MTU of %d, others have %d", l.node, l.mtu, usual),
-					fmt.Sprintf("%s, in %s", l.link, subnet), fmt.Sprintf("on the node: ip link set %s mtu %d", l.link, usual))
+					fmt.Sprintf("%s, in %s", l.link, subnet), fmt.Sprintf("on the node: ip link set %s mtu %d", failure.Quote(l.link), usual))
 			}
 		}
 	}
@@ -313,7 +314,7 @@ func udpBlocked(g gateway) {
 	default:
 		g.fail(fmt.Sprintf("UDP does not reach %s's gateway at %s", g.peer(), at),
 			fmt.Sprintf("it has sent %d bytes, and neither gateway has received any", own.Sent),
-			fmt.Sprintf("on node %s: tcpdump -ni any udp and host %s", g.node(), hostOf(at)))
+			fmt.Sprintf("on node %s: tcpdump -ni any udp and host %s", failure.Quote(g.node()), failure.Quote(hostOf(at))))
 	}
 }
 
@@ -329,7 +330,7 @@ func udpOneWay(g gateway) {
 	if own, other, both := g.traffic(); g.isDown() && both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
 		g.fail(fmt.Sprintf("UDP passes in one direction only: nothing from %s arrives", g.peer()),
 			fmt.Sprintf("%s has received %d bytes and sent %d, and none arrived", g.peer(), other.Received, other.Sent),
-			fmt.Sprintf("on node %s: tcpdump -ni any udp", g.node()))
+			fmt.Sprintf("on node %s: tcpdump -ni any udp", failure.Quote(g.node())))
 	}
 }
 
@@ -404,7 +405,7 @@ func overlays(x *examination) {
 					evidence = "the gateway's pod " + g.status.PodIP.String() + " answers no ping"
 				}
 			}
-			g.attribute(x.fail(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", node, wire.OverlayPort)))
+			g.attribute(x.fail(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", failure.Quote(node), wire.OverlayPort)))
 		}
 	}
 }
@@ -423,7 +424,7 @@ func fullSize(x *examination) {
 				what := fmt.Sprintf("large packets to %s get lost: %d bytes pass, but %d do not", g.peer(), slices.Max(ping.Answered), slices.Max(ping.Sizes))
 				evidence := fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU)
 				hint := "make sure that all hops send ICMP errors; see " + version.DocURL("troubleshooting.md") + ", or: "
-				g.attribute(x.fail(node, what, evidence, hint+x.liqonet("status", g.peer(), "-o wide")))
+				g.attribute(x.fail(node, what, evidence, hint+x.liqonet("status", g.peer())+" -o wide"))
 			}
 		}
 	}

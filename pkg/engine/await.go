@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -227,7 +228,7 @@ func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...str
 			}
 			if s.RestartCount >= MaxRestarts {
 				e := StartError(c, p, errors.New(why))
-				e.Hint = fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, p.Name)
+				e.Hint = fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, failure.Quote(p.Name))
 				return "", e
 			}
 			reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)

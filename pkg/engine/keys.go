@@ -241,7 +241,7 @@ func KeySecret(ctx context.Context, c *kube.Cluster, name, file string) (*corev1
 
 // UnexpectedSecret returns the error for a Secret that has one of our names, but was not created by us.
 func UnexpectedSecret(c *kube.Cluster, secret string, why error) error {
-	hint := fmt.Sprintf("find out who created it; then delete it, and run the command again, which creates a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, secret)
+	hint := fmt.Sprintf("find out who created it; then delete it, and run the command again, which creates a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, failure.Quote(secret))
 	return c.Errorf(kube.Usage, "read the key in Secret "+v1alpha1.Namespace+"/"+secret, hint, "%w", why)
 }
 

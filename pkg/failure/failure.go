@@ -5,6 +5,7 @@ package failure
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"runtime"
 	"strings"
 	"time"
@@ -72,6 +73,21 @@ func (TimeoutError) Is(target error) bool { return target == context.DeadlineExc
 func Usagef(hint, format string, args ...any) error {
 	return &Error{Kind: Usage, Op: fmt.Sprintf(format, args...), Hint: hint}
 }
+
+// Quote returns a name as one word of a shell, for commands in hints. Users copy these, while an API server that is not theirs may return any
+// name. A name that begins like an option is left out.
+func Quote(name string) string {
+	switch {
+	case strings.HasPrefix(name, "-"):
+		return "NAME"
+	case name == "" || plainWord.MatchString(name):
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+}
+
+// plainWord matches what no shell interprets.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
 // RecoverPanic calls fn, and returns a panic as an error. An unforeseen object must not keep a command from rolling
 // back.

@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -92,7 +93,7 @@ func checkActive(c, peer *kube.Cluster, op string, entry *v1alpha1.PeerAllocatio
 		return nil
 	}
 	why := lo.Ternary(entry != nil && entry.IsBeingRemoved(), "its peering with %s is being removed", "it has no peering with %s that has ever worked")
-	return c.Errorf(kube.Usage, op, fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name), why, peer.Name)
+	return c.Errorf(kube.Usage, op, fmt.Sprintf("kubectl liqonet peer %s %s", failure.Quote(c.Name), failure.Quote(peer.Name)), why, peer.Name)
 }
 
 // maxHosts is the maximum number of hosts in a Peering.

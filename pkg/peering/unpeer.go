@@ -112,9 +112,9 @@ func partialRemoval(c *kube.Cluster, peer *kube.Cluster, why error) error {
 		return nil
 	}
 	state := fmt.Sprintf("%s has no peering with %s any more, but %s may still have its side of it", c.Name, peer.Name, peer.Name)
-	hint, e := fmt.Sprintf("when %s can be reached again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name), (*kube.Error)(nil)
+	hint, e := fmt.Sprintf("when %s can be reached again: kubectl liqonet unpeer %s %s", peer.Name, failure.Quote(peer.Name), failure.Quote(c.Name)), (*kube.Error)(nil)
 	if errors.As(why, &e) && e.Kind == kube.NotReady && e.Hint != "" {
-		hint = fmt.Sprintf("%s; then: kubectl liqonet unpeer %s %s", e.Hint, peer.Name, c.Name)
+		hint = fmt.Sprintf("%s; then: kubectl liqonet unpeer %s %s", e.Hint, failure.Quote(peer.Name), failure.Quote(c.Name))
 	}
 	return &kube.Error{Kind: kube.OneSided, Op: state, Err: why, Hint: hint}
 }
@@ -159,7 +159,7 @@ func verifyPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, other 
 			return own, err
 		}
 	}
-	return own, identity.Error(c, peer, own, other, kube.Unchanged(c, peer)+fmt.Sprintf("to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.Name(), c.Name, own.Name()))
+	return own, identity.Error(c, peer, own, other, kube.Unchanged(c, peer)+fmt.Sprintf("to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.Name(), failure.Quote(c.Name), failure.Quote(own.Name())))
 }
 
 // matchesName reports whether to identify the peer by its given name: it has nothing of the peering, has lost its identity,

@@ -147,7 +147,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	for i := range f.Facts.OtherPeerings {
 		p := &f.Facts.OtherPeerings[i]
 		if p.Incomplete() {
-			addNote(&u.Notes, "Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %[1]s", p.Name, u.Cluster)
+			addNote(&u.Notes, "Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %s", p.Name, failure.Quote(u.Cluster), failure.Quote(p.Name))
 			continue
 		}
 		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
@@ -179,7 +179,7 @@ func (u *Upgrade) addGateways(
 	alone := len(p.Spec.Planes) == 1 && !hasTemporary
 	if alone {
 		name := cmp.Or(p.Spec.Remote.Name, p.Name)
-		why := fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets a second one in the meantime", u.Cluster, name)
+		why := fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets a second one in the meantime", failure.Quote(u.Cluster), failure.Quote(name))
 		if peer != nil {
 			why = "--endpoint names its endpoint, so there can be no second one in the meantime"
 		}

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -112,7 +113,7 @@ func PeeringWith(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (p *v
 	}
 	return nil, t, &kube.Error{
 		Kind: kube.Usage, Cluster: c.Name, Op: fmt.Sprintf("it is not peered with %q", peer.Name),
-		Hint: fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name),
+		Hint: fmt.Sprintf("kubectl liqonet peer %s %s", failure.Quote(c.Name), failure.Quote(peer.Name)),
 	}
 }
 
@@ -144,7 +145,7 @@ func addressesOf(ctx context.Context, c *kube.Cluster, what string) (out []netip
 		if svc, _ := kube.Get[corev1.Service](ctx, c, namespace, name); svc != nil {
 			return readyEndpoints(ctx, c, namespace, name)
 		}
-		return nil, c.Errorf(kube.Usage, "read pod or service "+what, c.Kubectl+" -n "+namespace+" get pods,services", "there is none")
+		return nil, c.Errorf(kube.Usage, "read pod or service "+what, c.Kubectl+" -n "+failure.Quote(namespace)+" get pods,services", "there is none")
 	}
 	for _, ip := range pod.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil {

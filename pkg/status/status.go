@@ -184,7 +184,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	var views []View
 	for _, entry := range ledger.DeletedByHand(peerings.Items) {
 		views = append(views, emptyView(c, entry.Name, entry.Name, entry.ClusterID, Disconnected, fmt.Sprintf(
-			"Peering %s was deleted by hand: kubectl liqonet peer %s %s recreates it, kubectl liqonet unpeer %s --peer %s removes the rest", entry.Name, c.Name, entry.Name, c.Name, entry.Name)))
+			"Peering %s was deleted by hand: kubectl liqonet peer %s %s recreates it, kubectl liqonet unpeer %s --peer %s removes the rest", entry.Name, failure.Quote(c.Name), failure.Quote(entry.Name), failure.Quote(c.Name), failure.Quote(entry.Name))))
 	}
 	if len(peerings.Items) == 0 {
 		return views, nil
@@ -247,11 +247,11 @@ func warnings(v View, departed int, ownerless, weak []string) (out []string) {
 			"kubectl liqonet peer %s %s sets them again", strings.Join(weak, ", "), v.Cluster, v.Peer))
 	}
 	if departed > 0 {
-		out = append(out, fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, v.Cluster, v.Peer))
+		out = append(out, fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, failure.Quote(v.Cluster), failure.Quote(v.Peer)))
 	}
 	if len(ownerless) > 0 {
 		out = append(out, fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; "+
-			"kubectl liqonet peer %s %s sets it again", kube.JoinFirst(2, ownerless), v.Cluster, v.Peer))
+			"kubectl liqonet peer %s %s sets it again", kube.JoinFirst(2, ownerless), failure.Quote(v.Cluster), failure.Quote(v.Peer)))
 	}
 	return out
 }
@@ -321,7 +321,7 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	problems, partly, conflicts := v.addNodes(p, plan.ReportsByNode(reports), ready, beats)
 	outside := p.OutsidePodMessage(reports)
 	if p.Incomplete() {
-		messages = append(messages, fmt.Sprintf("it is incomplete: kubectl liqonet peer %s %s completes it, unless another command is doing so", c.Name, v.Peer))
+		messages = append(messages, fmt.Sprintf("it is incomplete: kubectl liqonet peer %s %s completes it, unless another command is doing so", failure.Quote(c.Name), failure.Quote(v.Peer)))
 	}
 	switch {
 	case v.State != Connected:
@@ -410,11 +410,11 @@ func conditionsOf(c *kube.Cluster, p *v1alpha1.Peering, silent, isHealthy bool) 
 		case v1alpha1.IsHealthy(now), now.Type == v1alpha1.ConditionReady: // the condition that it summarizes has the hint
 		case now.Type == v1alpha1.ConditionDegraded && isHealthy:
 		case now.Type == v1alpha1.ConditionKeysFresh && !silent:
-			v.Hint = fmt.Sprintf("kubectl liqonet rotate-keys %s %s", c.Name, p.Spec.Remote.Name)
+			v.Hint = fmt.Sprintf("kubectl liqonet rotate-keys %s %s", failure.Quote(c.Name), failure.Quote(p.Spec.Remote.Name))
 		case now.Type == v1alpha1.ConditionDegraded && !silent: // nodes may be the cause
 			v.Hint = pods
 		default:
-			v.Hint = fmt.Sprintf("%s -l %s=%s", pods, v1alpha1.LabelPeering, p.Name)
+			v.Hint = fmt.Sprintf("%s -l %s=%s", pods, v1alpha1.LabelPeering, failure.Quote(p.Name))
 		}
 		out = append(out, v)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/check"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
@@ -363,7 +364,7 @@ func conclude(c check.Check, from, to *Side, found []check.Finding) check.Check 
 	if len(c.WithResult(check.Passed)) > 0 {
 		c.Result = check.Passed
 	}
-	hint := strings.NewReplacer("{kubectl}", from.Kubectl, "{there}", to.Kubectl, "{from}", from.Cluster, "{to}", to.Cluster, "{peering}", from.Peering.Name).Replace(c.Hint)
+	hint := strings.NewReplacer("{kubectl}", from.Kubectl, "{there}", to.Kubectl, "{from}", failure.Quote(from.Cluster), "{to}", failure.Quote(to.Cluster), "{peering}", failure.Quote(from.Peering.Name)).Replace(c.Hint)
 	c.Hint = ""
 	if len(c.WithResult(check.Failed)) > 0 {
 		c.Result, c.Hint = check.Failed, hint
