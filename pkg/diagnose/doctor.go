@@ -60,8 +60,10 @@ type clusterReader struct {
 // nil, no pods run. If ctx ends before, it returns what it has read so far, too.
 func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(string), r kube.Reporter) (*doctor.Facts, error) {
 	all := lo.Map(clusters, func(c *kube.Cluster, _ int) *clusterReader {
-		parts := []doctor.Part{doctor.CRDs, doctor.Nodes, doctor.Pods, doctor.Secrets, doctor.Accounts, doctor.Policies, doctor.Peerings,
-			doctor.Leases, doctor.Locks, doctor.Drifts, doctor.Settings, doctor.Leftovers, doctor.Kernels}
+		parts := []doctor.Part{
+			doctor.CRDs, doctor.Nodes, doctor.Pods, doctor.Secrets, doctor.Accounts, doctor.Policies, doctor.Peerings,
+			doctor.Leases, doctor.Locks, doctor.Drifts, doctor.Settings, doctor.Leftovers, doctor.Kernels,
+		}
 		skipped := lo.SliceToMap(parts, func(p doctor.Part) (doctor.Part, string) { return p, notRead })
 		if c.SkipReason != nil {
 			skipped = map[doctor.Part]string{} // that it does not respond says it all
