@@ -21,8 +21,8 @@ const (
 	turnAfter, forgetAfter = 5 * time.Second, 10 * time.Second
 )
 
-// callers detects that two gateways call with the same key: a copy of the peer runs, made from a snapshot, or a node that is
-// cut off still runs its gateway. Each packet of one of them directs WireGuard's packets there, so the endpoint alternates.
+// callers detects that two gateways call with the same key. Either a copy of the peer runs, made from a snapshot, or a node
+// that is cut off still runs its gateway. Each packet of one of them directs WireGuard's packets there, so the endpoint alternates.
 //
 // WireGuard refuses handshakes that are older than the last one. If the clock of one caller is ahead, the other is refused
 // from then on, even after the former is gone. Therefore a server forgets the last handshake (turn).

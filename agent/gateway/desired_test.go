@@ -350,14 +350,14 @@ func TestHoldersThatAreGone(t *testing.T) {
 		l.Annotations = map[string]string{"renewed": l.ResourceVersion}
 		kit.NoError(t, c.Update(t.Context(), l))
 		a.readRenewals(t.Context())
-		kit.ErrorIf(t, !a.renewals[missing].isOld() || a.renewals[alive].isOld(), "%+v", a.renewals)
-		for node, r := range a.renewals { // half a minute passes
+		kit.ErrorIf(t, !a.disputes.renewals[missing].isOld() || a.disputes.renewals[alive].isOld(), "%+v", a.disputes.renewals)
+		for node, r := range a.disputes.renewals { // half a minute passes
 			r.read, r.since = r.read.Add(-31*time.Second), r.since.Add(-31*time.Second)
-			a.renewals[node] = r
+			a.disputes.renewals[node] = r
 		}
 	}
 	a.readRenewals(t.Context())
-	kit.ErrorIf(t, !a.renewals[dead].isOld() || a.renewals[alive].isOld(), "%+v", a.renewals)
+	kit.ErrorIf(t, !a.disputes.renewals[dead].isOld() || a.disputes.renewals[alive].isOld(), "%+v", a.disputes.renewals)
 }
 
 func TestCompareStatus(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -75,23 +76,11 @@ func Run(ctx context.Context, cfg Config) error {
 	go loop.Serve(ctx, cfg.Log, "serve health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort), health)
 	meter := metrics.New(metrics.Gateway, version.String())
 	go loop.Serve(ctx, cfg.Log, "serve metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort), meter.Handler())
-	service := watch.ByName(v1alpha1.GatewayServiceName(cfg.Peering))
-	view, err := watch.Start(ctx, c, rest, map[client.Object]cache.ByObject{
-		&v1alpha1.Peering{}: {Field: watch.ByName(cfg.Peering)}, &v1alpha1.NodeNetwork{}: {},
-		// Only that one Service may be read.
-		&corev1.Service{}: {Field: service, Namespaces: map[string]cache.Config{v1alpha1.Namespace: {}}},
-	}, cfg.strip)
+	view, err := startView(ctx, &cfg, c, rest)
 	if ctx.Err() != nil {
 		return nil
 	}
 	if err != nil {
-		return err
-	}
-	err = loop.Retry(ctx, cfg.Log, func(ctx context.Context) (err error) {
-		cfg.clusterID, err = watch.ClusterID(ctx, c)
-		return err
-	})
-	if err != nil || ctx.Err() != nil {
 		return err
 	}
 	kernel, err := overlay.New()
@@ -128,6 +117,23 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a.device.close(cfg.Log)
 	return errors.Join(err, a.reportDrained(w))
+}
+
+// startView starts to watch the objects on which the gateway's state depends, and reads the cluster's ID.
+func startView(ctx context.Context, cfg *Config, c client.Client, cfgRest *rest.Config) (*watch.View, error) {
+	service := watch.ByName(v1alpha1.GatewayServiceName(cfg.Peering))
+	view, err := watch.Start(ctx, c, cfgRest, map[client.Object]cache.ByObject{
+		&v1alpha1.Peering{}: {Field: watch.ByName(cfg.Peering)}, &v1alpha1.NodeNetwork{}: {},
+		// Only that one Service may be read.
+		&corev1.Service{}: {Field: service, Namespaces: map[string]cache.Config{v1alpha1.Namespace: {}}},
+	}, cfg.strip)
+	if err != nil {
+		return nil, err
+	}
+	return view, loop.Retry(ctx, cfg.Log, func(ctx context.Context) (err error) {
+		cfg.clusterID, err = watch.ClusterID(ctx, c)
+		return err
+	})
 }
 
 // loop runs the agent's loop until ctx ends.
@@ -181,11 +187,8 @@ type agent struct {
 	// peering is the last one read, and copied is it if it was made for another cluster. At least one of them is nil.
 	peering, copied *v1alpha1.Peering
 	// podIP is the address to which nodes send the overlay's packets, invalid while it is not known.
-	podIP netip.Addr
-	// holders maps Leases to their nodes, for addresses that several nodes report.
-	holders map[string]string
-	// renewals are those of the nodes that have disputed pods, by overlay address.
-	renewals map[netip.Addr]renewal
+	podIP    netip.Addr
+	disputes disputes
 
 	device         device
 	applied        applied
@@ -199,6 +202,14 @@ type agent struct {
 	recorder       recorder
 	shown          published
 	lease          loop.Lease
+}
+
+// disputes are about addresses that several nodes report.
+type disputes struct {
+	// holders maps Leases to their nodes.
+	holders map[string]string
+	// renewals are those of the nodes that have disputed pods, by overlay address.
+	renewals map[netip.Addr]renewal
 }
 
 // applied is what the kernel holds.
@@ -294,7 +305,7 @@ func (a *agent) desire(ctx context.Context, p *v1alpha1.Peering, nodes []v1alpha
 	a.local.held = a.applied.want.heldPods()
 	a.local.gone = map[netip.Addr]bool{}
 	for node := range overlayNodes(p, nodes) {
-		if _, gone := a.livenessServer.nodes.state(node); gone || a.renewals[node].isOld() {
+		if _, gone := a.livenessServer.nodes.state(node); gone || a.disputes.renewals[node].isOld() {
 			a.local.gone[node] = true
 		}
 	}
@@ -379,12 +390,12 @@ func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwo
 			continue
 		}
 		var held coordinationv1.Lease
-		holders[lease] = a.holders[lease]
+		holders[lease] = a.disputes.holders[lease]
 		if err := a.view.Client.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: lease}, &held); client.IgnoreNotFound(err) == nil {
 			holders[lease] = ptr.Deref(held.Spec.HolderIdentity, "")
 		}
 	}
-	a.holders = holders
+	a.disputes.holders = holders
 	return slices.DeleteFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
 		holder, asked := holders[n.LeaseName()]
 		return asked && holder != n.Name
@@ -410,8 +421,8 @@ const maxRenewals = 16
 func (a *agent) readRenewals(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	before, holders := a.renewals, a.applied.want.holders
-	a.renewals = map[netip.Addr]renewal{}
+	before, holders := a.disputes.renewals, a.applied.want.holders
+	a.disputes.renewals = map[netip.Addr]renewal{}
 	for _, node := range holders[:min(len(holders), maxRenewals)] {
 		r := before[node]
 		if time.Since(r.read) >= v1alpha1.NodeReportInterval {
@@ -421,7 +432,7 @@ func (a *agent) readRenewals(ctx context.Context) {
 				r = renewal{l.ResourceVersion, lo.Ternary(r.version == l.ResourceVersion && !r.since.IsZero(), r.since, time.Now()), time.Now()}
 			}
 		}
-		a.renewals[node] = r
+		a.disputes.renewals[node] = r
 	}
 }
 

@@ -15,14 +15,14 @@ import (
 )
 
 // maxResponse limits the estimated memory for one response, or for one event of a watch, in bytes. A page of nodes takes
-// about 70 MiB by the same estimate. maxHeap limits the memory for all that was read; a cluster of 5,000 nodes and
+// about 70 MiB by the same estimate. maxHeap limits the memory for all that was read. A cluster of 5,000 nodes and
 // 20,000 pods takes less than a quarter of it.
 const maxResponse, maxHeap = 256 << 20, 2 << 30
 
 // pageSize is the number of objects in one response.
 const pageSize = 200
 
-// perValue estimates the memory of a JSON object, array or null, in bytes: each may become a Go struct as large as that
+// perValue estimates the memory of a JSON object, array or null, in bytes. Each may become a Go struct as large as that
 // of a Pod. perByte is how many bytes a byte takes while it is read and decoded.
 const perValue, perByte = 1200, 4
 

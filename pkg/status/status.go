@@ -125,8 +125,6 @@ type PlaneView struct {
 	Endpoints []string `json:"endpoints,omitempty"`
 	// Endpoint is the endpoint in use, as WireGuard reports it.
 	Endpoint string `json:"endpoint,omitempty"`
-	// OtherCaller is the second endpoint from which a gateway with the peer's key calls. Empty if there is one caller.
-	OtherCaller string `json:"otherCaller,omitempty"`
 	// Node is the node on which the gateway runs.
 	Node string `json:"node,omitempty"`
 	// MTU is the largest packet to the peer, in bytes.
@@ -222,10 +220,6 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		}
 		v.PresharedKeyExchange = WeakestKeyExchange(p, secrets)
 		v.Images = imagesOf(p.Name, pods.Items)
-		if v.CopiedFrom != "" {
-			views = append(views, v)
-			continue
-		}
 		messages := append([]string{v.Message}, warnings(v, departed, ownerlessObjects(p, owned), weak)...)
 		v.Message = strings.Join(lo.Compact(messages), "; ")
 		views = append(views, v)
@@ -242,6 +236,9 @@ func emptyView(c *kube.Cluster, name, peer, peerID string, s State, message stri
 // warnings returns what needs attention and does not affect the state: nodes that have left, objects without their owner,
 // and admission policies without effect.
 func warnings(v View, departed int, ownerless, weak []string) (out []string) {
+	if v.CopiedFrom != "" {
+		return nil // peer is no remedy
+	}
 	if len(weak) > 0 {
 		out = append(out, fmt.Sprintf("admission policies are missing or do not deny, so that agents' tokens can write more than agents do: %s; "+
 			"kubectl liqonet peer %s %s sets them again", strings.Join(weak, ", "), v.Cluster, v.Peer))
@@ -362,8 +359,8 @@ func (v *View) addPlanes(p *v1alpha1.Peering, beats Heartbeats, now time.Time) (
 		if state != Connected {
 			which := lo.Ternary(len(p.Spec.Planes) == 1, "", fmt.Sprintf("plane %d: ", plane.Index))
 			messages = append(messages, which+plane.Message)
-		} else if plane.OtherCaller != "" {
-			messages = append(messages, fmt.Sprintf("plane %d: two gateways call with the same key, from %s and %s: is a copy of %s running?", plane.Index, plane.Endpoint, plane.OtherCaller, v.Peer))
+		} else if other := p.PlaneStatus(plane.Index).OtherCaller; other != "" {
+			messages = append(messages, fmt.Sprintf("plane %d: two gateways call with the same key, from %s and %s: is a copy of %s running?", plane.Index, plane.Endpoint, other, v.Peer))
 		}
 	}
 	return messages
@@ -438,7 +435,6 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats Heartbeats, now
 	}
 	lease := v1alpha1.GatewayName(p.Name, plane.Index)
 	s := beats.Measurements(lease).Merge(*reported)
-	v.OtherCaller = s.OtherCaller
 	v.Endpoint, v.Node, v.MTU, v.Message = s.Endpoint, s.NodeName, int(s.MTU), s.Message
 	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
 	v.Version = beats.Version(lease)
