@@ -537,7 +537,7 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 			}
 		}
 		slices.Sort(out)
-		return out
+		return slices.Compact(out) // gateways have keys of the same generations
 	}
 	a, b := pairOf(t, 2)
 	d := a.PeeredWith(t, "d", "10.244.0.0/16", "172.18.4.11")
