@@ -119,7 +119,7 @@ func options() []option {
 			"1 to 1000000; none removes the limit", nil},
 		{"limit-rate", anyCluster + "RATE", setLimitRate, "traffic that a cluster accepts from the peer, in bits per second of IP packets: " +
 			"a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none removes the limit", nil},
-		{"fingerprint", anyCluster + "SHA256:FINGERPRINT", setFingerprint, "peer only if the identity key of a cluster has this fingerprint, " +
+		{"fingerprint", anyCluster + "FP", setFingerprint, "peer only if the identity key of a cluster has this fingerprint, SHA256:…, " +
 			"as an earlier peer printed it; without CLUSTER, it is that of the second of two clusters", nil},
 	}
 }

@@ -127,6 +127,7 @@ var varies = []struct {
 	{regexp.MustCompile(`\d+\.\d s\b`), "N.N s"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z`), "0000-00-00 00:00:00.000Z"},
 	{regexp.MustCompile(`127\.0\.0\.1:\d{4,5}`), "127.0.0.1:NNNNN"},
+	{regexp.MustCompile(`SHA256:[0-9A-Za-z+/]{43}`), "SHA256:FINGERPRINT"},
 	{regexp.MustCompile(`/\S*/kubeconfig`), "KUBECONFIG"},
 	{regexp.MustCompile(`\b(\ds {8}|\d\ds {7})`), "Ns        "},                                    // the age of a key, in its column
 	{regexp.MustCompile(`(?m)^.* has no peering with .* any more; removing the side of .*\n`), ""}, // if one cluster needs a second longer
