@@ -124,7 +124,7 @@ func TestAnnouncement(t *testing.T) {
 		want []string
 	}{
 		"client":        {&corev1.Service{}, nil},
-		"NodePort":      {nodePort(), []string{"172.18.0.12:31820", "172.18.0.11:31820", "203.0.113.11:31820"}},
+		"NodePort":      {nodePort(), []string{"172.18.0.12:31820", "203.0.113.11:31820", "172.18.0.11:31820"}},
 		"load balancer": {balanced, []string{"203.0.113.5:51840"}},
 		"no port yet":   {&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 51840}}}}, nil},
 	} {
