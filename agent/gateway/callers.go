@@ -28,8 +28,8 @@ const (
 // from then on, even after the former is gone. Therefore a server forgets the last handshake (turn).
 type callers struct {
 	current netip.AddrPort
-	// returns are when WireGuard returned to the previous endpoint. A client without answers calls from each of its ports in
-	// turn, and so returns only after others.
+	// returns are when WireGuard returned to the previous endpoint, or to another port of its address. A client without
+	// answers calls from each of its ports in turn, which is no return.
 	returns []time.Time
 	// previous is the last endpoint that is not the current one. changed is when it changed, and turned when the last
 	// handshake was forgotten.
@@ -44,7 +44,8 @@ func (c *callers) observe(endpoint netip.AddrPort, now time.Time) {
 	if !endpoint.IsValid() || endpoint == c.current {
 		return
 	}
-	if endpoint == c.previous && !old(c.changed) {
+	back := endpoint == c.previous || endpoint.Addr() != c.current.Addr() && endpoint.Addr() == c.previous.Addr()
+	if back && !old(c.changed) {
 		c.returns = append(c.returns, now)
 	}
 	if c.current.IsValid() {

@@ -31,6 +31,7 @@ func TestCallers(t *testing.T) {
 		{"one without answers, from each of its ports", 2 * time.Second, ports, ""},
 		{"two callers", time.Second, []string{a, b, a, b, a}, b},
 		{"two callers behind one NAT", time.Second, []string{c, d, c, d, c}, d},
+		{"two callers that change their ports", time.Second, []string{a, b, c, "198.51.100.1:2", d}, "198.51.100.1:2"},
 		{"a copy with an outdated pre-shared key", 15 * time.Second, []string{a, b, a, b, a}, b},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

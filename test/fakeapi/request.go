@@ -36,7 +36,9 @@ func (r *Request) Send(ctx context.Context) error { return r.send(ctx, r.api) }
 func (r *Request) SendTo(ctx context.Context, api client.WithWatch) error { return r.send(ctx, api) }
 
 // Reads says that the request changes nothing.
-func (r *Request) Reads() bool { return r.DryRun || slices.Contains([]string{"get", "list", "watch"}, r.Verb) }
+func (r *Request) Reads() bool {
+	return r.DryRun || slices.Contains([]string{"get", "list", "watch"}, r.Verb)
+}
 
 // Of says whether it is one with the verb for an object of the kind.
 func (r *Request) Of(verb, kind string) bool { return r.Verb == verb && r.Kind == kind }

@@ -65,7 +65,8 @@ func (ns *NS) Do(t testing.TB, f func() error) {
 // In is Do for a function that returns something.
 func In[T any](t testing.TB, ns interface {
 	Do(t testing.TB, f func() error)
-}, f func() (T, error)) (out T) {
+}, f func() (T, error),
+) (out T) {
 	t.Helper()
 	ns.Do(t, func() (err error) {
 		out, err = f()
