@@ -3,18 +3,21 @@ package gateway
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/samber/lo"
+	"github.com/samber/lo/it"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/heartbeat"
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -22,52 +25,39 @@ import (
 	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
-// reachReport is a node's report that it reaches the peer through a plane.
-type reachReport struct {
-	node netip.Addr
-	// own is set if the node also reports this for this gateway's plane.
-	own bool
-}
-
-// handshake is the last one that a gateway has written, zero for none, and when this gateway first saw it.
-type handshake struct {
-	at, seen time.Time
-}
-
-// conditions are the peering's conditions, and what they depend on.
+// conditions are the peering's conditions, and what they depend on. Each gateway decides whether packets pass through
+// its own plane, and the others rely on its status while it is alive.
 type conditions struct {
-	// started is when this gateway began.
-	started time.Time
+	// started is when this gateway began, and connectedAt when probes through its tunnel were last not answered.
+	started, connectedAt time.Time
 	// last are those last reported, nil while another gateway writes them.
 	last []metav1.Condition
 	// degraded is why some packets do not pass.
 	degraded string
-	// reports are the nodes that report that they reach the peer, and handshakes those that gateways have written, both
-	// by plane.
-	reports    map[int32][]reachReport
-	handshakes map[int32]handshake
+	// reports are the planes through which nodes report to the API server that they reach the peer, a bit for each.
+	reports map[netip.Addr]uint8
+	// others observes the other gateways.
+	others heartbeat.Observer
 }
 
-// read extracts everything that the conditions depend on from the reports of nodes and gateways. own is this gateway's
-// plane.
-func (c *conditions) read(p *v1alpha1.Peering, own int32, nodes []v1alpha1.NodeNetwork) {
-	c.reports = map[int32][]reachReport{}
+// read extracts everything that the conditions depend on from the reports of nodes.
+func (c *conditions) read(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
+	c.reports = map[netip.Addr]uint8{}
 	for addr, n := range overlayNodes(p, nodes) {
-		reaches := func(plane int32) bool { return ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{}).Ready }
-		for _, plane := range p.Spec.Planes {
-			if reaches(plane.Index) {
-				c.reports[plane.Index] = append(c.reports[plane.Index], reachReport{addr, reaches(own)})
-			}
+		c.reports[addr] = reportedPlanes(p, n)
+	}
+	c.degraded = degradedCondition(p, nodes)
+	c.others.SetPlanes(p.Spec.Planes)
+}
+
+// reportedPlanes returns the planes through which a node reports to reach the peer, a bit for each.
+func reportedPlanes(p *v1alpha1.Peering, n *v1alpha1.NodeNetwork) (planes uint8) {
+	for _, plane := range p.Spec.Planes {
+		if g := n.Gateway(p.Name, plane.Index); g != nil && g.Ready {
+			planes |= 1 << plane.Index
 		}
 	}
-	c.handshakes = lo.SliceToMap(p.Status.Planes, func(s v1alpha1.PlaneStatus) (int32, handshake) {
-		h, known := c.handshakes[s.Index]
-		if at := ptr.Deref(s.LastHandshake, metav1.Time{}).Time; !known || !h.at.Equal(at) {
-			h = handshake{at, time.Now()}
-		}
-		return s.Index, h
-	})
-	c.degraded = degradedCondition(p, nodes)
+	return planes
 }
 
 // report adds the conditions to a status. asks are the nodes that ask this gateway.
@@ -78,81 +68,73 @@ func (c *conditions) report(s *status, p *v1alpha1.Peering, asks *requesters, r 
 		return
 	}
 	s.conditions = c.current(p, s.plane, alive, r)
-	s.disputed = c.isDisputed(p, own, alive, meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected))
+	s.disputed = c.isDisputed(p, own, alive, s.conditions)
 }
 
-// planesAlive returns the planes through which packets pass: this gateway's own as measured, the others as reported by
-// nodes that are alive. If these nodes reach the peer only through other planes, its own does not count either: the
-// other gateways know only what the nodes report.
-func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, asks *requesters) map[int32]bool {
-	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, asks.count()
-	all := 0
-	for plane, claims := range c.reports {
-		confirmed[plane] = lo.CountBy(claims, func(by reachReport) bool {
-			isAsking, _ := asks.state(by.node)
-			return isAsking
-		})
-		all += confirmed[plane]
+// isReached reports whether nodes reach the peer through this gateway's plane, whose tunnel works. If no node asks this
+// gateway, either it is cut off from the nodes, and they report that they do not reach the peer, or their agents do not
+// run. After the tunnel has come up, nodes get time to find out.
+func (c *conditions) isReached(own int32, tunnelWorks bool, asks *requesters) bool {
+	if !tunnelWorks {
+		c.connectedAt = time.Now()
+		return false
 	}
+	reaching, voters := asks.reaching(own)
+	isCutOff := func(reported uint8) bool { return reported&(1<<own) == 0 }
+	reached := reaching > 0 || voters == 0 && !it.ContainsBy(maps.Values(c.reports), isCutOff)
+	return reached || time.Since(c.connectedAt) < startGrace
+}
+
+// planesAlive returns the planes through which packets pass. If a plane's gateway is not alive, more than half of the
+// nodes that ask this one have to reach the peer through it: one of them may be compromised.
+func (c *conditions) planesAlive(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, asks *requesters) map[int32]bool {
+	alive := map[int32]bool{}
 	for _, plane := range p.Spec.Planes {
-		if c.isWriting(plane.Index) && !c.isStarting() {
-			isTrue := func(by reachReport) bool { return c.confirms(by, plane.Index, asks) }
-			alive[plane.Index] = slices.ContainsFunc(c.reports[plane.Index], isTrue)
+		if s := p.PlaneStatus(plane.Index); c.others.IsAlive(plane.Index) {
+			alive[plane.Index] = s != nil && s.Connected
 		} else {
-			// A node that is compromised or does not reach the API server does not withdraw its report.
-			alive[plane.Index] = 2*confirmed[plane.Index] > asking
+			reaching, voters := asks.reaching(plane.Index)
+			alive[plane.Index] = 2*reaching > voters
 		}
 	}
-	alive[own.Index] = own.Connected && (confirmed[own.Index] > 0 || all == 0)
+	alive[own.Index] = own.Connected
 	return alive
 }
 
-// isStarting reports whether this gateway has been listening for less time than nodes get to ask.
-func (c *conditions) isStarting() bool { return time.Since(c.started) < requesterTimeout }
-
-// isUnsure reports whether the conditions must stay unchanged: this gateway is starting, and does not know yet
-// whether packets pass through the other planes. They may change if its own plane works and the peering is not
-// reported as connected.
+// isUnsure reports whether the conditions must stay unchanged: this gateway has just started, and does not know yet
+// which other gateways are alive, or packets do not pass yet. They may change if its own plane works and the peering is
+// not reported as connected.
 func (c *conditions) isUnsure(p *v1alpha1.Peering, own int32, alive map[int32]bool) bool {
-	if !c.isStarting() || alive[own] && !meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionConnected) {
+	if time.Since(c.started) >= heartbeat.Timeout || alive[own] && !meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionConnected) {
 		return false
 	}
-	return slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return other.Index != own && !alive[other.Index] })
-}
-
-// confirms reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off
-// from it. The second case must not look like the end of the peering. There the node reports that it does not reach
-// the peer through this gateway, and the other plane's gateway continues to write.
-func (c *conditions) confirms(by reachReport, plane int32, asks *requesters) bool {
-	isAsking, gone := asks.state(by.node)
-	return isAsking || !(gone && by.own) && c.isWriting(plane)
-}
-
-// isWriting reports whether another plane's tunnel works and its gateway reaches the API server.
-func (c *conditions) isWriting(plane int32) bool {
-	h := c.handshakes[plane]
-	return !h.at.IsZero() && time.Since(h.seen) < handshakeTimeout
+	isOther := func(plane v1alpha1.Plane) bool { return plane.Index != own }
+	isUnknown := func(plane v1alpha1.Plane) bool { return isOther(plane) && !c.others.IsAlive(plane.Index) }
+	return slices.ContainsFunc(p.Spec.Planes, isUnknown) ||
+		slices.ContainsFunc(p.Spec.Planes, isOther) && !slices.Contains(slices.Collect(maps.Values(alive)), true)
 }
 
 // isWriter reports whether this gateway writes the conditions. The writer is the gateway of the lowest plane through
-// which packets pass, among those that can write. If there is none, every gateway that is alive writes, since none
-// knows which others are alive. They write the same values.
+// which packets pass, among those that can write. If there is none, every gateway that is alive writes. They write the
+// same values.
 func (c *conditions) isWriter(p *v1alpha1.Peering, own int32, alive map[int32]bool) bool {
 	for _, plane := range p.Spec.Planes {
-		if alive[plane.Index] && (plane.Index == own || c.isWriting(plane.Index)) {
+		if alive[plane.Index] && (plane.Index == own || c.others.IsAlive(plane.Index)) {
 			return plane.Index == own
 		}
 	}
 	return true
 }
 
-// isDisputed reports whether to rewrite Connected after a node agent or another gateway has overwritten it. It returns
-// false if that gateway may be right: two gateways must not overwrite each other forever.
-func (c *conditions) isDisputed(p *v1alpha1.Peering, own int32, alive map[int32]bool, mine *metav1.Condition) bool {
-	connected := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionConnected)
-	there := ptr.Deref(connected, metav1.Condition{Status: metav1.ConditionUnknown}).Status
-	return there != mine.Status && (alive[own] || there == metav1.ConditionUnknown ||
-		!slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return other.Index != own && c.isWriting(other.Index) }))
+// isDisputed reports whether to rewrite conditions that a node agent or another gateway has overwritten. Two gateways
+// must not overwrite each other forever: if packets pass through the plane of neither, the lower one decides.
+func (c *conditions) isDisputed(p *v1alpha1.Peering, own int32, alive map[int32]bool, mine []metav1.Condition) bool {
+	isLower := func(other v1alpha1.Plane) bool { return other.Index < own && c.others.IsAlive(other.Index) }
+	decides := alive[own] || !slices.ContainsFunc(p.Spec.Planes, isLower)
+	return slices.ContainsFunc(mine, func(now metav1.Condition) bool {
+		there := ptr.Deref(meta.FindStatusCondition(p.Status.Conditions, now.Type), metav1.Condition{})
+		return there.Status != now.Status && (decides || there.Reason == v1alpha1.ReasonGatewaysSilent)
+	})
 }
 
 // current returns the conditions if packets pass through the planes in alive, and records their changes.

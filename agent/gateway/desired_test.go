@@ -423,20 +423,23 @@ func TestWhyNot(t *testing.T) {
 	const called = " If the peer's address has changed, run `kubectl liqonet peer`. Its endpoints are [192.0.2.1:1]"
 	shaken := v1alpha1.PlaneStatus{LastHandshake: new(metav1.Now())}
 	for _, tt := range []struct {
-		of        *agent
-		status    v1alpha1.PlaneStatus
-		lastReply time.Time
-		want      string
+		of     *agent
+		status v1alpha1.PlaneStatus
+		health tunnelHealth
+		want   string
 	}{
-		{server, v1alpha1.PlaneStatus{}, time.Time{}, "the peer's gateway has not connected yet"},
-		{client, v1alpha1.PlaneStatus{}, time.Time{}, "no handshake with the peer's gateway: is UDP blocked?" + called},
-		{named, v1alpha1.PlaneStatus{}, time.Time{}, `endpoint "gw.example": no such host: the endpoint's name does not resolve`},
-		{server, shaken, time.Time{}, "probes through the tunnel were never answered"},
-		{client, shaken, time.Time{}, "probes through the tunnel were never answered." + called},
-		{server, shaken, time.Unix(0, 0), "probes through the tunnel are not answered since 1970-01-01T00:00:00Z"},
-		{client, shaken, time.Unix(0, 0), "probes through the tunnel are not answered since 1970-01-01T00:00:00Z." + called},
+		{server, v1alpha1.PlaneStatus{}, tunnelHealth{}, "the peer's gateway has not connected yet"},
+		{client, v1alpha1.PlaneStatus{}, tunnelHealth{}, "no handshake with the peer's gateway: is UDP blocked?" + called},
+		{named, v1alpha1.PlaneStatus{}, tunnelHealth{}, `endpoint "gw.example": no such host: the endpoint's name does not resolve`},
+		{server, shaken, tunnelHealth{}, "probes through the tunnel were never answered"},
+		{client, shaken, tunnelHealth{}, "probes through the tunnel were never answered." + called},
+		{server, shaken, tunnelHealth{healthInputs: healthInputs{probes: liveness.ProbeStats{LastReply: time.Unix(0, 0)}}}, "probes through the tunnel are not answered since 1970-01-01T00:00:00Z"},
+		{client, shaken, tunnelHealth{healthInputs: healthInputs{probes: liveness.ProbeStats{LastReply: time.Unix(0, 0)}}}, "probes through the tunnel are not answered since 1970-01-01T00:00:00Z." + called},
+		{server, shaken, tunnelHealth{answered: true}, "small probes are answered, but the path loses large packets, or those of new connections"},
+		{server, shaken, tunnelHealth{answered: true, healthInputs: healthInputs{session: liveness.State{Up: true, Leaving: true}}}, "the peer's nodes do not reach the peer's gateway"},
+		{server, shaken, tunnelHealth{answered: true, connected: true}, "the tunnel works, but no node reaches the peer through this gateway"},
 	} {
-		if got := tt.of.disconnectedReason(tt.status, tt.lastReply); got != tt.want {
+		if got := tt.of.disconnectedReason(tt.status, tt.health); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)
 		}
 	}

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/heartbeat"
 	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
@@ -93,7 +94,8 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		cfg: cfg, view: view, kernel: kernel, local: own, dialer: dialer{endpoints: newEndpoints()}, shown: published{metrics: meter},
-		livenessServer: newLivenessServer(cfg.Log), conditions: conditions{started: time.Now()}, recorder: newRecorder(cfg, c),
+		livenessServer: newLivenessServer(cfg.Log), recorder: newRecorder(cfg, c),
+		conditions: conditions{started: time.Now(), others: heartbeat.Observer{Client: c, Peering: cfg.Peering, Own: int32(cfg.Plane)}},
 		lease: loop.Lease{
 			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
 		},
@@ -144,6 +146,7 @@ func (a *agent) loop(ctx context.Context, health *loop.Health, w writer) error {
 		return fmt.Errorf("watch the kernel: %w", err)
 	}
 	go a.lease.DelayMonitor.Watch(ctx)
+	go a.conditions.others.Run(ctx)
 	l := loop.Loop[status]{
 		Agent: a, Log: a.cfg.Log, Objects: a.view.Changed, Kernel: changes, Measure: a.livenessServer.measured, Health: health,
 		Reconciled: a.shown.metrics.Reconciled,
@@ -305,7 +308,7 @@ func (a *agent) desire(ctx context.Context, p *v1alpha1.Peering, nodes []v1alpha
 	a.local.held = a.applied.want.heldPods()
 	a.local.gone = map[netip.Addr]bool{}
 	for node := range overlayNodes(p, nodes) {
-		if _, gone := a.livenessServer.nodes.state(node); gone || a.disputes.renewals[node].isOld() {
+		if _, _, gone := a.livenessServer.nodes.reach(node); gone || a.disputes.renewals[node].isOld() {
 			a.local.gone[node] = true
 		}
 	}
@@ -324,7 +327,7 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 		known = append(known, addr)
 	}
 	a.livenessServer.nodes.setKnown(known...)
-	a.conditions.read(p, a.local.plane, nodes)
+	a.conditions.read(p, nodes)
 	a.shown.nodes = countNodes(p, a.local.plane, nodes, &a.livenessServer.nodes)
 }
 
@@ -478,6 +481,7 @@ func (a *agent) connectPeer(ctx context.Context, want desired) {
 		}
 		ctx, a.peer.cancel = context.WithCancel(ctx)
 		a.peer.endSession = nil
+		a.measurements.usableAt = time.Now()
 		a.livenessServer.peerGateway.setKnown(want.remote)
 		a.peer.prober = liveness.NewProber(want.address, responder, probeInterval)
 		a.peer.prober.Answered, a.peer.prober.Lost = a.shown.metrics.Probes(a.cfg.Peering, int32(a.cfg.Plane))

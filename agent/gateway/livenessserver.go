@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -35,6 +36,9 @@ const (
 	// usageTimeout is how long a gateway still counts as in use after the last user stops: some packets are on the way.
 	// useInterval is how often it checks.
 	useInterval, usageTimeout = 100 * time.Millisecond, 300 * time.Millisecond
+	// desertedAfter is how many intervals without any node's request mean that nodes do not reach this gateway. Idle
+	// nodes wait for a third of them. minInterval is the shortest interval.
+	desertedAfter, minInterval = 30, 100 * time.Millisecond
 	// senderTimeout is how long after its last request a sender of packets counts as gone. Each of 5,000 nodes asks
 	// once a second, and later on a busy machine.
 	senderTimeout = 2 * time.Second
@@ -151,7 +155,7 @@ func (s *livenessServer) answer(to netip.Addr) liveness.Answer {
 	if v.datapathReady && s.peerGateway.isKnown(to) {
 		// A gateway's own measurement of the tunnel must not come back to it through the other one.
 		isNew := !s.isAdopted.Load() && time.Since(s.started) < adoptionTimeout
-		return liveness.Answer{State: liveness.State{Up: true, LossFree: time.Hour, Leaving: v.leaving || isNew}}
+		return liveness.Answer{State: liveness.State{Up: true, LossFree: time.Hour, Leaving: v.leaving || isNew || s.isDeserted(v)}}
 	}
 	return liveness.Answer{State: v.advertised, Interval: intervalPerNode * time.Duration(s.load(to))}
 }
@@ -166,16 +170,24 @@ func (s *livenessServer) load(node netip.Addr) int {
 	return min(max(int(s.senders.Load()), all/2), all)
 }
 
+// isDeserted reports whether this cluster's nodes do not ask this gateway, although there are other planes. Then the
+// peer's packets would reach no node, although the tunnel works. If their agents do not run, no gateway is asked, and
+// the peer's nodes stay where they are.
+func (s *livenessServer) isDeserted(v tunnelHealth) bool {
+	interval := max(intervalPerNode*time.Duration(s.lastServed().nodes), minInterval)
+	return v.hasSession && s.nodes.isSilent(desertedAfter*interval)
+}
+
 // handleRequest records a request of a node, or of the peer's gateway, which also reports for its own nodes. It returns
 // false for others: they are unknown, and the number of their addresses is not limited.
 func (s *livenessServer) handleRequest(by netip.Addr, q liveness.Request) (known bool) {
-	if s.peerGateway.record(by, q.InUse) {
+	if s.peerGateway.record(by, q) {
 		if session := s.session.Load(); session != nil {
 			session.HandleReport(q)
 		}
 		return true
 	}
-	known = s.nodes.record(by, q.InUse)
+	known = s.nodes.record(by, q)
 	if known && q.InUse {
 		s.trafficStarted.Send()
 	}
@@ -228,13 +240,9 @@ func (s *livenessServer) drain() {
 }
 
 const (
-	// requesterTimeout is how long a node counts as alive after a request to this gateway. A node asks the gateway of a
-	// plane that it does not use once a second, and once in 10 s in a cluster of 5,000 nodes.
-	requesterTimeout = 30 * time.Second
-	// handshakeTimeout is how long another gateway counts as alive after it has written a handshake. WireGuard passes
-	// no packets without a new one after 180 s (Reject-After-Time, section 6.1 of its paper), and a gateway writes that
-	// within 5 s.
-	handshakeTimeout = 200 * time.Second
+	// requesterTimeout is how long a node counts as alive after a request to this gateway. A node asks at least every
+	// 10 s, and repeats a request that is not answered.
+	requesterTimeout = 20 * time.Second
 )
 
 // requesters are the cluster's nodes, or the peer's gateway, and when each last sent a request to this gateway
@@ -253,10 +261,15 @@ type requester struct {
 	hasRequested bool
 	// sentAt is when it last reported that it sends packets, zero if it has reported the opposite since.
 	sentAt time.Time
+	// reached are the planes that it last reported in a request (liveness.Request).
+	reached uint8
 }
 
 // isAlive reports whether it has asked recently.
 func (n requester) isAlive() bool { return n.hasRequested && n.isRecent() }
+
+// isVoter reports whether it also knows through which planes it reaches the peer.
+func (n requester) isVoter() bool { return n.isAlive() && n.reached&liveness.ReachKnown != 0 }
 
 func (n requester) isRecent() bool { return time.Since(n.at) < requesterTimeout }
 
@@ -286,7 +299,7 @@ func (s *requesters) isKnown(addr netip.Addr) bool {
 }
 
 // record records a request, and reports whether its sender is known.
-func (s *requesters) record(by netip.Addr, sends bool) bool {
+func (s *requesters) record(by netip.Addr, q liveness.Request) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, known := s.known[by]
@@ -294,11 +307,12 @@ func (s *requesters) record(by netip.Addr, sends bool) bool {
 		return false
 	}
 	s.last = time.Now()
-	if sends || n.isSender() {
+	if q.InUse || n.isSender() {
 		s.usedAt = s.last
 	}
-	n = requester{at: s.last, hasRequested: true}
-	if sends {
+	// The agent of a node that has just started does not know what the previous one knew.
+	n = requester{at: s.last, hasRequested: true, reached: cmp.Or(q.Reached, n.reached)}
+	if q.InUse {
 		n.sentAt = s.last
 	}
 	s.known[by] = n
@@ -325,20 +339,34 @@ func (s *requesters) countSenders() int {
 	return it.CountBy(maps.Values(s.known), requester.isSender)
 }
 
-// state reports whether a node asks, and whether it is gone: others ask, but it does not. Both are false for a new
-// node. They are also false if no node asks, as in a peering of one plane, or while all node agents restart.
-func (s *requesters) state(node netip.Addr) (asks, gone bool) {
+// reach returns the planes through which a node reaches the peer, a bit for each, and whether it votes. It is gone if
+// others ask, but it does not. A new node, which has not asked yet, is neither.
+func (s *requesters) reach(node netip.Addr) (planes uint8, votes, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.known[node]
-	return n.isAlive(), !n.isRecent() && time.Since(s.last) < requesterTimeout
+	return n.reached, n.isVoter(), !n.isRecent() && time.Since(s.last) < requesterTimeout
 }
 
-// count returns how many nodes ask.
-func (s *requesters) count() int {
+// reaching returns how many nodes reach the peer through a plane, of how many that ask and know.
+func (s *requesters) reaching(plane int32) (reaching, voters int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return it.CountBy(maps.Values(s.known), requester.isAlive)
+	for _, n := range s.known {
+		if n.isVoter() {
+			voters++
+			reaching += int(n.reached>>plane) & 1
+		}
+	}
+	return reaching, voters
+}
+
+// isSilent reports whether no node has asked for some time. It returns false if no node is known.
+func (s *requesters) isSilent(d time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	isWaiting := func(n requester) bool { return time.Since(n.at) < d } // also one that has just become known
+	return len(s.known) > 0 && !it.ContainsBy(maps.Values(s.known), isWaiting)
 }
 
 const (
@@ -346,6 +374,9 @@ const (
 	probeInterval = 1500 * time.Millisecond
 	// replyTimeout is the time without an answer after which the tunnel counts as not connected.
 	replyTimeout = 3500 * time.Millisecond
+	// unusableTimeout is how long the session may find a problem until the tunnel counts as not connected. Probes may
+	// still be answered while packets of full size or of new flows are lost. A peer's gateway that ends leaves sooner.
+	unusableTimeout = 7 * time.Second
 	// minUnanswered is how many probes in a row have to be unanswered before a session that has worked counts as down. A
 	// bad link or a busy machine loses some, and a new handshake would drop all packets in transit.
 	minUnanswered = 5
@@ -362,10 +393,14 @@ type healthInputs struct {
 	// session is the state of the session. There is none if the peering has no other plane.
 	hasSession bool
 	session    liveness.State
-	// probes are the latest ones, and received is when a packet last came from the peer.
-	probes   liveness.ProbeStats
-	received time.Time
+	// probes are the latest ones, and received is when a packet last came from the peer. usableAt is when the session
+	// last found no problem.
+	probes             liveness.ProbeStats
+	received, usableAt time.Time
 }
+
+// isUsable reports whether the session finds no problem: packets of all sizes pass, and the peer's gateway stays.
+func (e healthInputs) isUsable() bool { return !e.hasSession || e.session.Up && !e.session.Leaving }
 
 // tunnelHealth is whether packets pass through this gateway. Everything that is decided or reported about that follows
 // from it.
@@ -374,8 +409,9 @@ type tunnelHealth struct {
 	// advertised is what nodes are told, as soon as possible: they leave a plane that is down for another one. If there
 	// is no other plane, a node that asks has sent through this one until now.
 	advertised liveness.State
-	// connected is what the status reports: probes are answered, and at least one was measured.
-	connected bool
+	// answered is set if probes are answered, and at least one was measured. connected is what the status reports: the
+	// session finds no problem for long, either.
+	answered, connected bool
 	// sessionLost is set if WireGuard's session is, so that a client starts another handshake. That drops packets in
 	// transit, so it is the slowest to decide. If a packet came from the peer recently, answers may just be late on a
 	// busy machine.
@@ -393,7 +429,8 @@ func evaluate(e healthInputs, now time.Time) tunnelHealth {
 	}
 	v.advertised.Leaving = v.advertised.Leaving || e.leaving
 	silent := now.Sub(e.probes.LastReply)
-	v.connected = e.probes.Window > 0 && silent < replyTimeout
+	v.answered = e.probes.Window > 0 && silent < replyTimeout
+	v.connected = v.answered && (e.isUsable() || now.Sub(e.usableAt) < unusableTimeout)
 	v.sessionLost = e.probes.LastReply.IsZero() ||
 		silent > probeInterval+redialLater && e.probes.Unanswered >= minUnanswered &&
 			(now.Sub(e.received) >= redialLater || silent >= oneWayTimeout)
@@ -401,14 +438,15 @@ func evaluate(e healthInputs, now time.Time) tunnelHealth {
 }
 
 // publicState returns the state for metrics and the history (Up, Down or Leaving), and why. If there is another plane,
-// it is what nodes are told, otherwise the result of probes. message is that of the status.
-func (v tunnelHealth) publicState(message string) (state, why string) {
+// it is what nodes are told, unless the status says that the plane does not work. Otherwise it is the result of probes.
+func (v tunnelHealth) publicState(s v1alpha1.PlaneStatus) (state, why string) {
+	message := s.Message
 	switch {
 	case v.leaving:
 		return metrics.Leaving, "this gateway ends"
 	case !v.datapathReady:
 		return metrics.Down, message
-	case !v.hasSession && v.connected:
+	case !v.hasSession && s.Connected:
 		return metrics.Up, "probes through the tunnel are answered"
 	case !v.hasSession:
 		return metrics.Down, message
@@ -417,6 +455,8 @@ func (v tunnelHealth) publicState(message string) (state, why string) {
 		return metrics.Down, cmp.Or(message, "no answer through the tunnel")
 	case !v.advertised.Up:
 		return metrics.Down, fmt.Sprintf("no answer for %.1f s", v.advertised.Down.Seconds())
+	case v.answered && !s.Connected:
+		return metrics.Down, message
 	case v.advertised.Leaving:
 		return metrics.Leaving, "the peer's gateway ends, or its nodes do not know it yet"
 	}

@@ -23,6 +23,8 @@ type measurements struct {
 	peerMTU, nodesMTU dampedMTU
 	// reportedMTU is what the nodes last reported.
 	reportedMTU int
+	// usableAt is when the session last found no problem.
+	usableAt time.Time
 }
 
 // Measure measures the tunnel and repairs it. Its interval is shorter than that of probes through a tunnel that does
@@ -47,7 +49,11 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 	if received {
 		a.dialer.lastReceived, a.dialer.unanswered = time.Now(), 0
 	}
-	down := a.tunnelHealth().sessionLost
+	v := a.tunnelHealth()
+	if v.isUsable() {
+		a.measurements.usableAt = time.Now()
+	}
+	down := v.sessionLost
 	a.dialer.observe(down)
 	if down && received {
 		a.peer.prober.ExpectReply()
@@ -119,7 +125,7 @@ func (a *agent) redial(ctx context.Context) {
 // tunnelHealth returns whether the tunnel works, by the latest measurements.
 func (a *agent) tunnelHealth() tunnelHealth {
 	e := a.livenessServer.healthInputs()
-	e.probes, e.received = a.measurements.probes, a.dialer.lastReceived
+	e.probes, e.received, e.usableAt = a.measurements.probes, a.dialer.lastReceived, a.measurements.usableAt
 	return evaluate(e, time.Now())
 }
 

@@ -31,7 +31,8 @@ func TestPlaneState(t *testing.T) {
 		if tt.connected {
 			e.probes = liveness.ProbeStats{Window: 1, LastReply: time.Now()}
 		}
-		if got, _ := evaluate(e, time.Now()).publicState(""); got != tt.want {
+		v := evaluate(e, time.Now())
+		if got, _ := v.publicState(v1alpha1.PlaneStatus{Connected: v.connected}); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}
@@ -64,8 +65,12 @@ func TestCountNodes(t *testing.T) {
 		expect("no node has asked yet", all)
 		time.Sleep(requesterTimeout)
 		expect("no node asks", all)
-		s.record(addr("10.80.0.2"), false)
+		s.record(addr("10.80.0.2"), liveness.Request{})
 		expect("all others are dead", map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 1, metrics.NodesActive: 0})
+		s.record(addr("10.80.0.2"), liveness.Request{Reached: liveness.ReachKnown | 2})
+		expect("it says that it reaches the peer through another plane", map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 0, metrics.NodesActive: 0})
+		s.record(addr("10.80.0.4"), liveness.Request{Reached: liveness.ReachKnown | 1})
+		expect("one says sooner than its report that it reaches the peer", map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 1, metrics.NodesActive: 1})
 	})
 }
 

@@ -112,7 +112,7 @@ func (a *agent) Status(problem string) (status, bool) {
 	}
 	v := a.tunnelHealth()
 	s := status{peering: a.peering.UID, plane: a.planeStatus(v, problem)}
-	state, why := v.publicState(s.plane.Message)
+	state, why := v.publicState(s.plane)
 	tunnel, probes := a.measurements.tunnel, a.measurements.probes
 	if a.device.Device != nil {
 		a.recorder.update(s.peering, s.plane, state, why)
@@ -152,7 +152,8 @@ func (a *agent) copyStatus() status {
 func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
 		Index: a.local.plane, ObservedGeneration: a.applied.generation, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.cfg.NodeName,
-		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.applied.desired.mtu), Connected: v.connected,
+		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.applied.desired.mtu),
+		Connected:       a.conditions.isReached(a.local.plane, v.connected, &a.livenessServer.nodes),
 		Message:         loop.Truncate(problem),
 		Leaving:         v.leaving,
 		RTTMicroseconds: a.measurements.probes.Median.Microseconds(), LossPercent: int32(a.measurements.probes.Loss*100 + 0.5),
@@ -169,19 +170,25 @@ func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus
 		s.OtherCaller = other.String()
 	}
 	if !s.Connected && s.Message == "" {
-		s.Message = loop.Truncate(a.disconnectedReason(s, a.measurements.probes.LastReply))
+		s.Message = loop.Truncate(a.disconnectedReason(s, v))
 	}
 	return s
 }
 
 // disconnectedReason explains why a tunnel does not work.
-func (a *agent) disconnectedReason(s v1alpha1.PlaneStatus, lastReply time.Time) string {
+func (a *agent) disconnectedReason(s v1alpha1.PlaneStatus, v tunnelHealth) string {
 	if two := a.callers.message(); two != "" {
 		return two
 	}
 	var why string
 	calls := len(a.dialer.endpoints.hosts) > 0
-	switch {
+	switch lastReply := v.probes.LastReply; {
+	case v.connected:
+		return "the tunnel works, but no node reaches the peer through this gateway"
+	case v.answered && v.session.Leaving:
+		return "the peer's nodes do not reach the peer's gateway"
+	case v.answered:
+		return "small probes are answered, but the path loses large packets, or those of new connections"
 	case s.LastHandshake == nil && calls:
 		why = "no handshake with the peer's gateway: is UDP blocked?"
 	case s.LastHandshake == nil && lastReply.IsZero():
@@ -251,9 +258,9 @@ func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, 
 	out := map[string]int{metrics.NodesKnown: 0, metrics.NodesReady: 0, metrics.NodesActive: 0}
 	for addr, n := range overlayNodes(p, nodes) {
 		out[metrics.NodesKnown]++
-		_, gone := requests.state(addr)
+		reached, votes, gone := requests.reach(addr)
 		g := ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{})
-		if g.Ready && !gone {
+		if votes && reached&(1<<plane) != 0 || !votes && g.Ready && !gone {
 			out[metrics.NodesReady]++
 		}
 		if g.Active && !gone {

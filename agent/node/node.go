@@ -35,6 +35,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/heartbeat"
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/loop"
@@ -127,7 +128,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		Config: cfg, kernel: kernel, manager: lease.Manager, view: &watch.View{Client: c}, objects: objects{own: own, node: node},
 		applied: applied{kept: own.Status.Gateways}, machine: machine{resolvers: readResolvers(resolvConf), paths: map[pathKey]pathInfo{}},
 		local: local{clusterID: id, name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{},
-		wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
+		wake: notify.NewSignal(), silence: heartbeat.Silence{Client: c, Log: cfg.Log},
 	}
 	a.local.restorePlanes(own.Status.Gateways)
 	cfg.metrics.SetSource(a.readMetrics)
@@ -150,7 +151,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	})
 	defer a.history.Start(ctx)()
 	go lease.DelayMonitor.Watch(ctx)
-	go a.silent.run(ctx)
+	go a.silence.Run(ctx)
 	return a.loop(ctx, health, &lease, renewed)
 }
 
@@ -213,10 +214,11 @@ type agent struct {
 	probers map[planeKey]*prober
 	// wake signals that a plane has come up or gone down.
 	wake notify.Signal
-	// history is the record of changes. reachable holds the peers that this node reached at the last look.
+	// history is the record of changes. reachable holds by which planes this node reached its peers at the last look, a
+	// bit for each.
 	history   *history.Record
-	reachable map[string]bool
-	silent    silentGateways
+	reachable map[string]uint8
+	silence   heartbeat.Silence
 	// metricsPlanes is the last state for metrics.
 	metricsPlanes atomic.Pointer[[]metrics.Plane]
 }

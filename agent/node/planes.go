@@ -3,8 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,18 +10,12 @@ import (
 	"time"
 
 	"github.com/samber/lo"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failover"
-	"github.com/liqonet/liqonet/pkg/failure"
 	form "github.com/liqonet/liqonet/pkg/history"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
@@ -175,14 +167,23 @@ func (a *agent) trackUsage(ctx context.Context, p *prober, session *liveness.Ses
 	}
 }
 
-// recordReachability records whether this node reaches its peers, through any plane.
+// recordReachability records whether this node reaches its peers, through any plane. It tells their gateways through
+// which ones, except for those of which it does not know that yet.
 func (a *agent) recordReachability() {
-	reached := map[string]bool{}
+	reached, isNew := map[string]uint8{}, map[string]bool{}
 	for _, p := range a.probers {
-		reached[p.gateway.peering] = reached[p.gateway.peering] || p.ready
+		of := p.gateway.peering
+		reached[of] |= lo.Ternary[uint8](p.ready, 1<<p.gateway.plane, 0)
+		isNew[of] = isNew[of] || !p.ready && time.Since(p.started) < replyTimeout
 	}
-	for peering, now := range reached {
-		if now == a.reachable[peering] {
+	for _, p := range a.probers {
+		if of := p.gateway.peering; p.session != nil && !isNew[of] {
+			p.session.SetReached(liveness.ReachKnown | reached[of])
+		}
+	}
+	for peering, planes := range reached {
+		now := planes != 0
+		if now == (a.reachable[peering] != 0) {
 			continue
 		}
 		c := history.Change{IsDegradation: !now, Entry: form.Entry{
@@ -200,17 +201,23 @@ const (
 	// probeInterval is the time between probes to a peer's gateway. Gateways probe each other more often. The probes of
 	// every node pass both gateways, and are most of the load of idle gateways.
 	probeInterval = 5 * time.Second
-	// replyTimeout is the time without an answer after which a peer counts as not reached.
+	// replyTimeout is the time without an answer after which a peer counts as not reached. A gateway that ends leaves
+	// sooner.
 	replyTimeout = probeInterval + 2*time.Second
+	// onlyPlaneIntervalFactor is like idleIntervalFactor if there is no other plane. Then requests only tell the gateway
+	// that this node is alive, and whether it reaches the peer.
+	onlyPlaneIntervalFactor = 100
 )
 
-// prober probes one gateway of a peer. If the peering has several planes, it also asks the cluster's own gateway
-// frequently whether the plane works.
+// prober probes one gateway of a peer. It also asks the cluster's own gateway whether the plane works, frequently if
+// the peering has several planes.
 type prober struct {
-	probes *liveness.Prober
-	// session lasts until endSession. It is nil if there is no other plane.
-	session    *liveness.Session
-	endSession context.CancelFunc
+	probes  *liveness.Prober
+	started time.Time
+	// session lasts until endSession. isOnlyPlane is set if it began while there was no other plane.
+	session     *liveness.Session
+	endSession  context.CancelFunc
+	isOnlyPlane bool
 	// active is set while the plane is in use, and activated signals that it is in use again. mtu is the maximum size of
 	// its packets, in bytes.
 	active    atomic.Bool
@@ -221,16 +228,18 @@ type prober struct {
 	cancel  context.CancelFunc
 	// gateway is the last known state: when it changes, an answer is likely.
 	gateway gateway
-	// stats and ready are from the last look.
-	stats liveness.ProbeStats
-	ready bool
+	// stats and ready are from the last look. usableAt is when the session last found that packets of all sizes pass and
+	// the plane is not about to end.
+	stats    liveness.ProbeStats
+	ready    bool
+	usableAt time.Time
 }
 
 // state returns whether packets pass through the gateway, and the zero value for a nil prober.
 func (p *prober) state() (s liveness.State) {
 	switch {
 	case p == nil:
-	case p.session != nil:
+	case p.session != nil && !p.isOnlyPlane:
 		s = p.session.State()
 	default:
 		s.Up = p.ready
@@ -244,7 +253,11 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 	for _, p := range a.probers {
 		before := p.ready
 		p.stats = p.probes.Snapshot()
-		if p.ready = time.Since(p.stats.LastReply) < replyTimeout; p.ready != before {
+		if s := p.state(); p.session == nil || p.isOnlyPlane || s.Up && !s.Leaving {
+			p.usableAt = time.Now()
+		}
+		p.ready = time.Since(p.stats.LastReply) < replyTimeout && time.Since(p.usableAt) < replyTimeout
+		if p.ready != before {
 			clear(a.machine.paths) // the kernel does not report a route that leads nowhere
 		}
 		next = min(next, p.stats.Pause*2/3)
@@ -252,7 +265,7 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 	a.recordReachability()
 	var peerings v1alpha1.PeeringList
 	if err := a.view.List(ctx, &peerings, watch.Shared); err == nil { // otherwise Reconcile reports the error
-		a.silent.update(peerings.Items, a.reachable)
+		a.silence.Update(peerings.Items, a.reachable)
 	}
 	changed, down := a.choosePlanes()
 	if down {
@@ -278,18 +291,18 @@ func (a *agent) updateProbers(ctx context.Context, gateways []gateway) {
 	for key, g := range wanted {
 		p := a.probers[key]
 		if p == nil {
-			p = &prober{activated: notify.NewSignal()}
+			p = &prober{activated: notify.NewSignal(), started: time.Now(), usableAt: time.Now()}
 			p.probes = liveness.NewProber(a.local.address, netip.AddrPortFrom(g.remote, liveness.Port), probeInterval)
 			p.probing, p.cancel = context.WithCancel(ctx)
 			a.probers[key] = p
 			p.probes.Answered, p.probes.Lost = a.metrics.Probes(g.peering, g.plane)
 			go p.probes.Run(p.probing)
 		}
-		switch {
-		case g.isOnlyPlane && p.session != nil: // the peering has lost its other planes
+		if p.session != nil && p.isOnlyPlane != g.isOnlyPlane {
 			p.endSession()
 			p.session = nil
-		case !g.isOnlyPlane && p.session == nil:
+		}
+		if p.session == nil {
 			a.startSession(p, g)
 		}
 		p.mtu.Store(int64(g.mtu))
@@ -300,88 +313,17 @@ func (a *agent) updateProbers(ctx context.Context, gateways []gateway) {
 	}
 }
 
-// startSession makes a node ask its own gateway frequently whether a plane works.
+// startSession makes a node ask its own gateway whether a plane works.
 func (a *agent) startSession(p *prober, g gateway) {
 	var ctx context.Context
 	ctx, p.endSession = context.WithCancel(p.probing)
-	p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleIntervalFactor, a.wake)
+	p.isOnlyPlane = g.isOnlyPlane
+	factor := lo.Ternary(g.isOnlyPlane, onlyPlaneIntervalFactor, idleIntervalFactor)
+	p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), factor, a.wake)
 	p.session.Assumed = p.ready
-	p.session.Received = func() (uint64, error) { return a.kernel.Received(g.link) }
+	if !g.isOnlyPlane {
+		p.session.Received = func() (uint64, error) { return a.kernel.Received(g.link) }
+		go a.trackUsage(ctx, p, p.session, g.link)
+	}
 	go p.session.Run(ctx)
-	go a.trackUsage(ctx, p, p.session, g.link)
-}
-
-// gatewaySilence is how long a gateway may not renew its Lease before it counts as dead. Each node waits a random
-// time of up to that long before its first check. The first node that finds dead gateways reports them for all.
-const gatewaySilence = 3 * v1alpha1.ReportInterval
-
-// silentGateways sets a Peering's conditions to Unknown if all of its gateways are dead. Dead gateways cannot do so
-// themselves, and clients that wait would trust their last report.
-type silentGateways struct {
-	client client.Client
-	log    *slog.Logger
-	// suspects are the peerings that this node does not reach although their condition is Connected.
-	suspects atomic.Pointer[[]v1alpha1.Peering]
-}
-
-// update sets the suspects. reached contains the peerings that this node reaches. It does not wait for an API
-// server.
-func (s *silentGateways) update(peerings []v1alpha1.Peering, reached map[string]bool) {
-	s.suspects.Store(new(lo.Filter(peerings, func(p v1alpha1.Peering, _ int) bool {
-		isReached, known := reached[p.Name]
-		return known && !isReached && meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionConnected)
-	})))
-}
-
-// run checks the suspects until ctx ends.
-func (s *silentGateways) run(ctx context.Context) {
-	var before map[string][]string
-	for pause := rand.N(gatewaySilence); failure.Pause(ctx, pause); pause = gatewaySilence {
-		before = s.check(ctx, before)
-	}
-}
-
-// check returns the resource versions of the Leases of all suspects' gateways, by peering. If none of a peering has
-// changed since the last check, it marks the peering. Later checks retry failures.
-func (s *silentGateways) check(ctx context.Context, before map[string][]string) map[string][]string {
-	ctx, cancel := context.WithTimeout(ctx, gatewaySilence)
-	defer cancel()
-	now := map[string][]string{}
-	for _, p := range ptr.Deref(s.suspects.Load(), nil) {
-		leases, err := s.readLeases(ctx, p)
-		if err == nil {
-			now[p.Name] = leases
-			if before[p.Name] != nil && slices.Equal(before[p.Name], leases) { // otherwise a gateway is alive, and writes them itself
-				err = s.markUnknown(ctx, p.DeepCopy())
-			}
-		}
-		if err != nil {
-			s.log.Debug("cannot find out whether gateways are dead", "peering", p.Name, "error", err)
-		}
-	}
-	return now
-}
-
-// readLeases returns the resource versions of the Leases of a Peering's gateways, empty for missing ones.
-func (s *silentGateways) readLeases(ctx context.Context, p v1alpha1.Peering) ([]string, error) {
-	return lo.MapErr(p.Spec.Planes, func(plane v1alpha1.Plane, _ int) (string, error) {
-		var l coordinationv1.Lease
-		err := s.client.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName(p.Name, plane.Index)}, &l)
-		return l.ResourceVersion, client.IgnoreNotFound(err)
-	})
-}
-
-// markUnknown writes the conditions unless the Peering has changed since it was read. The agents' admission policy
-// allows only these texts, each only once, by a field manager that all node agents share.
-func (s *silentGateways) markUnknown(ctx context.Context, p *v1alpha1.Peering) error {
-	patch := client.MergeFromWithOptions(p.DeepCopy(), client.MergeFromWithOptimisticLock{})
-	for i := range p.Status.Conditions {
-		c := &p.Status.Conditions[i]
-		if c.Status == metav1.ConditionUnknown && c.Reason == v1alpha1.ReasonGatewaysSilent {
-			continue
-		}
-		c.Status, c.LastTransitionTime = metav1.ConditionUnknown, metav1.Now()
-		c.Reason, c.Message = v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent
-	}
-	return s.client.Status().Patch(ctx, p, patch, client.FieldOwner(v1alpha1.NodeAgentName))
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -112,7 +113,9 @@ func TestDeadPeerCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key := g.key()
 		p := liveness.NewProber(a.local.address, netip.AddrPortFrom(g.remote, liveness.Port), probeInterval)
-		a.probers[key] = &prober{probes: p, cancel: func() {}, gateway: g, ready: true}
+		ended, end := context.WithCancel(t.Context()) // nothing is sent
+		end()
+		a.probers[key] = &prober{probes: p, cancel: func() {}, probing: ended, gateway: g, ready: true}
 		if a.Measure(t.Context()); len(a.machine.paths) > 0 {
 			t.Error("the peer is no longer reached, but the path is not read again")
 		}

@@ -38,7 +38,7 @@ const Port = 6098
 //	4  version
 //	5  kind: request or answer
 //	6  flags
-//	7  zero
+//	7  in requests of nodes: the planes through which the node reaches the peer
 //	8  nonce of the requester, 8 bytes: it ignores answers with another one
 //	16 sequence number, 4 bytes
 //	20 in answers: how long the responder's own path has been down, ms, 2 bytes
@@ -90,7 +90,13 @@ type Request struct {
 	InUse, NotReceiving bool
 	// Measures is set if the request only measures.
 	Measures bool
+	// Reached are the planes through which a node reaches the peer: ReachKnown and a bit for each plane. It is 0 while
+	// that is not known, and in requests of gateways.
+	Reached uint8
 }
+
+// ReachKnown is set in Request.Reached if the other bits mean something.
+const ReachKnown = 0x80
 
 // frame is a packet. It contains a Request or an Answer, depending on its kind.
 type frame struct {
@@ -108,6 +114,7 @@ func (f frame) encode(b []byte) {
 	b[4], b[5] = version, f.kind
 	b[6] = lo.Ternary[byte](f.InUse || f.Up, flagUp, 0) | lo.Ternary[byte](f.Leaving, flagLeaving, 0) |
 		lo.Ternary[byte](f.NotReceiving, flagNotReceiving, 0) | lo.Ternary[byte](f.Measures, flagMeasures, 0)
+	b[7] = f.Reached
 	copy(b[8:], f.nonce[:])
 	binary.BigEndian.PutUint32(b[16:], f.sequence)
 	binary.BigEndian.PutUint16(b[20:], saturated(f.Down, time.Millisecond))
@@ -123,7 +130,7 @@ func decode(b []byte, kind byte) (f frame, ok bool) {
 	}
 	isUp := b[6]&flagUp != 0
 	f.kind, f.nonce, f.sequence = kind, [8]byte(b[8:16]), binary.BigEndian.Uint32(b[16:])
-	f.Request = Request{InUse: isUp, NotReceiving: b[6]&flagNotReceiving != 0, Measures: b[6]&flagMeasures != 0}
+	f.Request = Request{InUse: isUp, NotReceiving: b[6]&flagNotReceiving != 0, Measures: b[6]&flagMeasures != 0, Reached: b[7]}
 	f.State = State{
 		Up: isUp, Leaving: b[6]&flagLeaving != 0,
 		Down:     time.Duration(binary.BigEndian.Uint16(b[20:])) * time.Millisecond,

@@ -26,6 +26,7 @@ type link struct {
 	session   *liveness.Session
 	changed   notify.Signal
 	used      atomic.Bool
+	reached   atomic.Uint32
 	// asked counts the requests that were recorded. unknown is set if the requester is unknown.
 	asked   atomic.Uint64
 	unknown atomic.Bool
@@ -56,6 +57,7 @@ func newLink(t *testing.T, counts bool) *link {
 	l.responder.OnRequest = func(_ netip.Addr, q liveness.Request) (known bool) {
 		l.asked.Add(1)
 		l.used.Store(q.InUse)
+		l.reached.Store(uint32(q.Reached))
 		if q.NotReceiving {
 			l.deaf.Store(true)
 		}
@@ -498,4 +500,28 @@ func (c *brokenConn) ReadFrom([]byte) (int, net.Addr, error) {
 func (c *brokenConn) Close() error {
 	c.closed = true
 	return nil
+}
+
+// A node tells its gateways immediately through which planes it reaches the peer, however rarely it asks.
+func TestReachedIsToldAtOnce(t *testing.T) {
+	l := newLink(t, false)
+	kit.Within(t, 5*time.Second, "the first request", func() string {
+		if l.asked.Load() == 0 {
+			return "none came"
+		}
+		return ""
+	})
+	for _, planes := range []uint8{liveness.ReachKnown | 5, liveness.ReachKnown, 0} {
+		begun := time.Now()
+		l.session.SetReached(planes)
+		kit.Within(t, 5*time.Second, "the report", func() string {
+			if got := l.reached.Load(); got != uint32(planes) {
+				return fmt.Sprintf("it is %#x, want %#x", got, planes)
+			}
+			return ""
+		})
+		if took := time.Since(begun); took > 500*time.Millisecond { // the next regular request is due after a second
+			t.Errorf("it took %s", took)
+		}
+	}
 }

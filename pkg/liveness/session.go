@@ -73,8 +73,10 @@ type usage struct {
 	// size is the payload size of the packets, 0 while none are sent. requestSize is the size of the requests, which
 	// continue until one is answered.
 	size, requestSize int
-	// mustReport is set if the other end must be told immediately whether packets are sent.
+	// mustReport is set if the other end must be told immediately whether packets are sent, or what is reached.
 	mustReport bool
+	// reached is what Request.Reached says.
+	reached uint8
 }
 
 // schedule is when the session asks.
@@ -128,6 +130,17 @@ func (s *Session) SetUsage(size int) {
 	}
 	s.wake[small].Send()
 	s.wake[full].Send()
+}
+
+// SetReached sets Request.Reached. The other end learns of a change immediately.
+func (s *Session) SetReached(planes uint8) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.usage.reached == planes {
+		return
+	}
+	s.usage.reached, s.usage.mustReport = planes, true
+	s.wake[small].Send()
 }
 
 // RequestsSent returns how many requests were sent.
@@ -312,7 +325,7 @@ func (s *Session) interval(i int, now time.Time) time.Duration {
 	case s.usage.size > 0:
 		return s.baseInterval()
 	}
-	return time.Duration(s.idle) * s.baseInterval()
+	return min(time.Duration(s.idle)*s.baseInterval(), maxInterval)
 }
 
 // send sends a request.
@@ -328,7 +341,7 @@ func (s *Session) send(i int, conn *net.UDPConn, now time.Time) {
 	sequence := st.recordRequest(now, !s.signaled.Up)
 	frame{
 		kind: kindRequest, nonce: s.nonce, sequence: sequence,
-		Request: Request{InUse: s.usage.size > 0, NotReceiving: s.isReceivingNothing(now)},
+		Request: Request{InUse: s.usage.size > 0, NotReceiving: s.isReceivingNothing(now), Reached: s.usage.reached},
 	}.encode(b)
 	s.requestsSent.Add(1)
 	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
@@ -372,7 +385,8 @@ func (s *Session) receive(i int, b []byte) {
 
 const (
 	// usualInterval is the minimum time between requests while the path is in use, unless the responder asks for more.
-	usualInterval = 100 * time.Millisecond
+	// maxInterval is the maximum at any time. Responders count on a request in twice that time.
+	usualInterval, maxInterval = 100 * time.Millisecond, 10 * time.Second
 	// An answer is late after lateAfter plus twice the usual round trip time. From then on the pauses between requests
 	// are shorter, until one is answered, for at most fastTime: see lateInterval.
 	lateAfter, fastTime = 50 * time.Millisecond, 5 * time.Second

@@ -91,11 +91,13 @@ func nodePolicy(labels map[string]string) []Object {
 		[]admissionv1.Validation{{
 			Expression: fmt.Sprintf("variables.node != '' && "+
 				"object.?status.planes == oldObject.?status.planes && object.?status.observedGeneration == oldObject.?status.observedGeneration && "+
-				"variables.after.size() == variables.before.size() && variables.changed.all(c, c.status == 'Unknown' && c.reason == '%[1]s' && c.message == '%[2]s' && "+
+				"variables.after.size() == variables.before.size() && variables.changed.all(c, c.reason == '%[1]s' && (c.type == '%[5]s' ? "+
+				"c.status == 'False' && c.message == '%[6]s' : c.status == 'Unknown' && c.message == '%[2]s') && "+
 				// Another time alone is no news: each write is sent to all nodes.
-				"variables.before.exists(b, b.type == c.type && b.?observedGeneration == c.?observedGeneration && !(b.status == 'Unknown' && b.reason == c.reason))) && "+
-				"(variables.changed.size() == 0 || variables.after.all(c, !(c.type in ['%[3]s', '%[4]s']) || c.reason == '%[1]s'))",
-				v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent, v1alpha1.ConditionConnected, v1alpha1.ConditionReady),
+				"variables.before.exists(b, b.type == c.type && b.?observedGeneration == c.?observedGeneration && !(b.status == c.status && b.reason == c.reason))) && "+
+				"(variables.changed.all(c, c.type == '%[5]s') || variables.after.all(c, !(c.type in ['%[3]s', '%[4]s']) || c.reason == '%[1]s'))",
+				v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent, v1alpha1.ConditionConnected, v1alpha1.ConditionReady,
+				v1alpha1.ConditionRedundant, v1alpha1.MessageNotRedundant),
 			Message: "a node agent may only report that a Peering's gateways are silent",
 		}, {
 			Expression: fmt.Sprintf("variables.changed.size() == 0 ? object.metadata.?managedFields == oldObject.metadata.?managedFields : "+ownersKept,

@@ -398,7 +398,7 @@ func conditionsOf(c *kube.Cluster, p *v1alpha1.Peering, silent, isHealthy bool) 
 	out := []ConditionView{}
 	pods := fmt.Sprintf("%s -n %s get pods -o wide", c.Kubectl, v1alpha1.Namespace)
 	for _, now := range p.Status.Conditions {
-		if silent {
+		if silent && now.Reason != v1alpha1.ReasonGatewaysSilent { // no node has written that yet
 			now.Status, now.Reason, now.Message = metav1.ConditionUnknown, v1alpha1.ReasonGatewaysSilent, "no gateway of the peering reports"
 		}
 		v := ConditionView{Type: now.Type, Status: now.Status, Reason: now.Reason, Message: now.Message}

@@ -45,6 +45,12 @@ const (
 	firstPeering, secondPeering = "b", "c"
 )
 
+// oneLeft is the status of the second peering, with the condition Redundant.
+func oneLeft(redundant, reason, message string) string {
+	return `{"conditions":[` + connected("False", "NoAnswer", "") + "," + condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "") + "," +
+		condition(v1alpha1.ConditionRedundant, redundant, reason, message) + `]}`
+}
+
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{Server: apiserver.Start(t)}
@@ -96,6 +102,10 @@ func newCluster(t *testing.T) *cluster {
 		of := newPeering(name, 0)
 		kit.NoError(t, c.Admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`,`+condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+`,`+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)))
 	}
+	kit.NoError(t, c.Admin.Status().Patch(t.Context(), newPeering(secondPeering, 0), merged(`{"status":%s}`, oneLeft("True", "SeveralPlanes", ""))))
+	apiserver.Wait(t, "a node agent says that a peering is not redundant", func() error {
+		return patchStatus(t, c.node, newPeering(secondPeering, 0), oneLeft("False", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageNotRedundant))
+	})
 	apiserver.Wait(t, "a node agent says that gateways are silent", func() error {
 		const reason, message = v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent
 		return patchStatus(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", reason, message)+","+condition(v1alpha1.ConditionDegraded, "Unknown", reason, message)+","+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)
@@ -415,6 +425,12 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "says of a peering what it wants to", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, "call 555")+`]}`)},
 		{nodeAgent, "says that a peering is connected and not ready", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+
 			condition(v1alpha1.ConditionConnected, "False", "NoAnswer", "")+","+condition(v1alpha1.ConditionReady, "Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
+		{nodeAgent, "says why a peering is not redundant", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("False", "NoAnswer", "")+","+
+			condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+","+condition(v1alpha1.ConditionRedundant, "False", v1alpha1.ReasonGatewaysSilent, "call 555")+`]}`)},
+		{nodeAgent, "says that a peering without gateways is redundant", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("False", "NoAnswer", "")+","+
+			condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+","+condition(v1alpha1.ConditionRedundant, "True", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageNotRedundant)+`]}`)},
+		{nodeAgent, "says why a peering is not redundant", ofPeerings, writes(c.node, otherPeering, oneLeft("False", v1alpha1.ReasonGatewaysSilent, "call 555"))},
+		{nodeAgent, "says that a peering without gateways is redundant", ofPeerings, writes(c.node, otherPeering, oneLeft("True", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageNotRedundant))},
 		{nodeAgent, "says that gateways are silent, with a token of no pod", ofPeerings, writes(c.unbound, otherPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
 		{nodeAgent, "writes a gateway's report", ofPeerings, writes(c.node, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
 		{gatewayAgent, "writes another gateway's report", ofGateway, writes(c.gateway, otherPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},

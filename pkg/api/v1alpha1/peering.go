@@ -329,6 +329,8 @@ const (
 	ReasonOtherCluster = "OtherCluster"
 	// MessageGatewaysSilent is the message for that reason. Node agents may write no other one.
 	MessageGatewaysSilent = "no gateway of the peering renews its Lease, and a node does not reach the peer"
+	// MessageNotRedundant is the message for that reason in the condition Redundant, which becomes False.
+	MessageNotRedundant = "no gateway of the peering renews its Lease, and a node reaches the peer through at most one plane"
 	// ConditionDegraded of a Peering is True while packets pass, but not all that should. Either a node does not reach
 	// the peer, or a pod has an address outside the ranges of the peering.
 	ConditionDegraded = "Degraded"

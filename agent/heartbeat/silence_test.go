@@ -1,0 +1,151 @@
+package heartbeat_test
+
+import (
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/liqonet/liqonet/agent/heartbeat"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// newAPI returns an API server with a Peering of two planes that were connected, and the Leases of their gateways.
+func newAPI(t *testing.T) (client.Client, *v1alpha1.Peering, []*coordinationv1.Lease) {
+	t.Helper()
+	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
+	p.Spec.Planes = []v1alpha1.Plane{{Index: 0}, {Index: 1}}
+	for _, of := range []string{v1alpha1.ConditionConnected, v1alpha1.ConditionDegraded, v1alpha1.ConditionRedundant} {
+		status := metav1.ConditionTrue
+		if of == v1alpha1.ConditionDegraded {
+			status = metav1.ConditionFalse
+		}
+		p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: of, Status: status, Reason: "Before", Message: "before"})
+	}
+	p.Status.Conditions = append(p.Status.Conditions, v1alpha1.ReadyCondition(p.Status.Conditions))
+	var leases []*coordinationv1.Lease
+	objects := []client.Object{p}
+	for _, plane := range p.Spec.Planes {
+		leases = append(leases, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", plane.Index)}})
+		objects = append(objects, leases[plane.Index])
+	}
+	return fake.NewClientBuilder().WithScheme(kit.Must(fakeapi.Scheme())(t)).WithStatusSubresource(p).WithObjects(objects...).Build(), p, leases
+}
+
+func renew(t *testing.T, c client.Client, lease *coordinationv1.Lease) {
+	t.Helper()
+	lease.Spec.RenewTime = new(metav1.NowMicro())
+	kit.NoError(t, c.Update(t.Context(), lease))
+}
+
+// If all gateways of a Peering are dead, a node that does not reach the peer reports within 30 s that it is not known to
+// be connected, and one that reaches it through one plane at most that it is not redundant. Nodes write nothing if a
+// gateway is alive, or has reported the failure itself. Other conditions keep their messages, which agents do not read.
+func TestGatewaysAreSilent(t *testing.T) {
+	const unchanged, unknown, last = "True False True True", "Unknown Unknown False Unknown", "True False False True"
+	for name, test := range map[string]struct {
+		lives   bool
+		reached uint8
+		before  metav1.ConditionStatus
+		want    string
+	}{
+		"both are dead":         {want: unknown},
+		"one is alive":          {lives: true, want: unchanged},
+		"both planes work":      {reached: 3, want: unchanged},
+		"one plane works":       {reached: 2, want: last},
+		"the same, and alive":   {reached: 2, lives: true, want: unchanged},
+		"they have reported it": {before: metav1.ConditionFalse, want: "False False False True"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, p, leases := newAPI(t)
+				now := func() (now v1alpha1.Peering) {
+					kit.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(p), &now))
+					return now
+				}
+				if test.before != "" {
+					was := now()
+					was.Status.Conditions[0].Status, was.Status.Conditions[2].Status = test.before, test.before
+					kit.NoError(t, c.Status().Update(t.Context(), &was))
+				}
+				watch := &heartbeat.Silence{Client: c, Log: slog.New(slog.DiscardHandler)}
+				go watch.Run(t.Context())
+				const notices = 8 * time.Second // until the agent finds that the peer does not answer
+				for begun := time.Now(); time.Since(begun) < 30*time.Second-notices; time.Sleep(time.Second) {
+					seen := now()
+					for i := range seen.Status.Conditions {
+						seen.Status.Conditions[i].Message = ""
+					}
+					watch.Update([]v1alpha1.Peering{seen}, map[string]uint8{"b": test.reached})
+					if test.lives {
+						renew(t, c, leases[1])
+					}
+					synctest.Wait()
+				}
+				got := ""
+				for _, condition := range now().Status.Conditions {
+					got += " " + string(condition.Status)
+					if isMarked := condition.Reason == v1alpha1.ReasonGatewaysSilent; isMarked == (condition.Message == "before") {
+						t.Errorf("%+v", condition)
+					}
+				}
+				kit.Check(t, "Connected, Degraded, Redundant, Ready", got[1:], test.want)
+			})
+		})
+	}
+}
+
+// An agent that does not know whether it reaches the peer changes nothing.
+func TestUnknownReachability(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p, _ := newAPI(t)
+		watch := &heartbeat.Silence{Client: c, Log: slog.New(slog.DiscardHandler)}
+		watch.Update([]v1alpha1.Peering{*p}, nil)
+		go watch.Run(t.Context())
+		time.Sleep(time.Minute)
+		kit.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(p), p))
+		connected := ptr.Deref(meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionConnected), metav1.Condition{})
+		kit.ErrorIf(t, connected.Status != metav1.ConditionTrue, "got %+v", connected)
+	})
+}
+
+// A gateway is alive while its Lease changes. An observer that does not reach the API server does not know.
+func TestObserver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p, leases := newAPI(t)
+		o := &heartbeat.Observer{Client: c, Peering: "b", Own: 0}
+		o.SetPlanes(p.Spec.Planes)
+		go o.Run(t.Context())
+		for _, step := range []struct {
+			name  string
+			renew bool
+			for_  time.Duration
+			want  bool
+		}{
+			{"a Lease of unknown age", false, 20 * time.Second, false},
+			{"renewed", true, 10 * time.Second, true},
+			{"since a moment no more", false, 10 * time.Second, true},
+			{"no more", false, 11 * time.Second, false},
+			{"again", true, 10 * time.Second, true},
+		} {
+			for range step.for_ / time.Second {
+				if step.renew {
+					renew(t, c, leases[1])
+				}
+				time.Sleep(time.Second)
+				synctest.Wait()
+			}
+			kit.Check(t, step.name, o.IsAlive(1), step.want)
+		}
+		kit.ErrorIf(t, o.IsAlive(0), "it observes its own gateway")
+	})
+}
