@@ -18,6 +18,9 @@ TOOL := go tool -modfile=scripts/tools/go.mod
 LAB := bin/lab
 # Where TIMES names a file, `make test` has set it and shows the times of all tests.
 GOTEST := go run ./scripts/gotest $(if $(TIMES),-times $(TIMES))
+# Random choices of tests: of faults, of pairs of commands, of hostile objects. The same seed repeats them.
+LIQONET_TEST_SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+export LIQONET_TEST_SEED := $(LIQONET_TEST_SEED)
 # Packages whose goroutines share memory for as long as they live.
 RACE := ./agent/... ./pkg/tunnel ./pkg/liveness $(addprefix ./,$(wildcard pkg/exchange))
 # Packages whose tests ask the kernel. What they find is in no cache of results.
@@ -98,11 +101,13 @@ demo-down: lab ## stop the clusters that `make demo KEEP=1` left
 .PHONY: test
 test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
+	@echo "LIQONET_TEST_SEED=$(LIQONET_TEST_SEED) repeats the random choices"
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
 	{ $$run -j4 test-vm test-plays lab-programs test-others-first && $$run -j3 test-beliefs test-attack test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -stale; \
 	go run ./scripts/gotest -times bin/times; \
+	echo "LIQONET_TEST_SEED=$(LIQONET_TEST_SEED) repeats the random choices"; \
 	exit $$status
 
 .PHONY: test-unit
@@ -179,44 +184,55 @@ E2E_PARTS := $(addprefix test-long-,networks failures writes damages failover ou
 .PHONY: test-long
 test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-pairs test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench bench-scale ## all that takes longer (root)
 
+# The names of all results. scale stands for both of bench-scale.
+PARTS := $(patsubst test-long-%,%,$(E2E_PARTS)) chaos load lab vm plays pairs sizes race supply attack hostile bench scale
+.PHONY: test-long-touched
+test-long-touched: ## the parts of test-long that depend on something that has changed since the commit BASE (root)
+	@test -n "$(BASE)" || { echo "say since which commit: make test-long-touched BASE=COMMIT"; exit 1; }
+	@parts=$$(go run ./scripts/gotest -touched $(BASE) -- $(PARTS)); echo "touched since $(BASE):" $$parts; status=0; \
+	for part in $$parts; do \
+		case $$part in bench) target=bench;; scale) target=bench-scale;; *) target=test-long-$$part;; esac; \
+		$(MAKE) --no-print-directory $$target || status=$$?; \
+	done; exit $$status
+
 .PHONY: $(E2E_PARTS)
 $(E2E_PARTS): test-long-%: lab-programs image
-	go run ./scripts/gotest -v -result $* -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 55m ./test/e2e -part $*
+	go run ./scripts/gotest -v -result $* -of agent,cmd,test/lab -- -count=1 -timeout 55m ./test/e2e -part $*
 
 .PHONY: test-long-chaos
 test-long-chaos: lab-programs image
-	go run ./scripts/gotest -v -result chaos -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 80m ./test/e2e -run '^TestChaos$$' -chaos 60m
+	go run ./scripts/gotest -v -result chaos -of agent,cmd,test/lab -- -count=1 -timeout 80m ./test/e2e -run '^TestChaos$$' -chaos 60m
 
 .PHONY: test-long-load
 test-long-load: lab-programs image
-	go run ./scripts/gotest -v -result load -of agent,pkg,test/e2e -- -count=1 -timeout 70m ./test/e2e -run '^TestPlanesThatAreBad$$/^full_load$$' -load 60m
+	go run ./scripts/gotest -v -result load -of agent,cmd,test/lab -- -count=1 -timeout 70m ./test/e2e -run '^TestPlanesThatAreBad$$/^full_load$$' -load 60m
 
 .PHONY: test-long-lab
 test-long-lab: lab-programs
-	go run ./scripts/gotest -v -result lab -of test/lab -- -count=1 -timeout 55m ./test/lab/...
+	go run ./scripts/gotest -v -result lab -- -count=1 -timeout 55m ./test/lab/...
 
 .PHONY: test-long-vm
 test-long-vm: packages
-	LIQONET_TEST_BACKENDS=all go run ./scripts/gotest -v -result vm -of pkg,test/dataplane,test/vm -- -count=1 -timeout 55m ./test/vm
+	LIQONET_TEST_BACKENDS=all go run ./scripts/gotest -v -result vm -of pkg,test/dataplane -- -count=1 -timeout 55m ./test/vm
 
 .PHONY: test-long-plays
 test-long-plays:
-	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m -skip '^Test(Hostile|CommandsAreSerial$$)' \
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result plays -- -count=1 -timeout 55m -skip '^Test(Hostile|CommandsAreSerial$$)' \
 		./pkg/peering ./pkg/engine ./pkg/diagnose ./pkg/cli
 
 # Every pair of commands, the first one suspended before each of its writes. It keeps two processors busy for about an hour.
 .PHONY: test-long-pairs
 test-long-pairs:
-	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result pairs -of pkg -- -count=1 -timeout 90m -run '^TestCommandsAreSerial$$' ./pkg/peering
+	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result pairs -- -count=1 -timeout 90m -run '^TestCommandsAreSerial$$' ./pkg/peering
 
 .PHONY: test-long-sizes
 test-long-sizes: packages
-	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent,pkg,test/agents -- -count=1 -timeout 55m -p 1 -run "TestGatewayOfManyNodes|TestNodeOfLargePeerings|TestFailover|TestCrowdDetectsADeadGateway|TestGarbageDelaysNothing" \
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent -- -count=1 -timeout 55m -p 1 -run "TestGatewayOfManyNodes|TestNodeOfLargePeerings|TestFailover|TestCrowdDetectsADeadGateway|TestGarbageDelaysNothing" \
 		./test/agents ./pkg/liveness ./pkg/tunnel
 
 .PHONY: test-long-race
 test-long-race: packages
-	CGO_ENABLED=1 go run ./scripts/gotest -result race -of agent,cmd,pkg -- -short -race -timeout 55m ./...
+	CGO_ENABLED=1 go run ./scripts/gotest -result race -- -short -race -timeout 55m ./...
 
 .PHONY: test-long-supply
 test-long-supply:
@@ -224,21 +240,21 @@ test-long-supply:
 
 .PHONY: test-long-attack test-long-hostile
 test-long-attack: lab-programs
-	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result attack -of agent,pkg,test/attack,test/dataplane,test/schema -- \
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result attack -of agent -- \
 		-count=1 -timeout 55m -run '^Test(Attack|Hostile)' $(READERS) ./test/attack
 test-long-hostile:
-	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result hostile -of pkg,test/schema -- \
+	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result hostile -- \
 		-count=1 -timeout 55m -run '^TestHostile' $(COMMANDS)
 
 # All but BenchmarkScale, which bench-scale has.
 .PHONY: bench
 bench: lab-programs image ## speed, as ratios against a baseline of the same run
-	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench '^Benchmark([^S]|S[^c])' -benchtime 1x ./test/bench/... ./test/e2e/... ./pkg/cli ./test/agents
+	go run ./scripts/gotest -v -result bench -of agent,cmd,test/lab -- -p 1 -count=1 -timeout 55m -run '^$$' -bench '^Benchmark([^S]|S[^c])' -benchtime 1x ./test/bench/... ./test/e2e/... ./pkg/cli ./test/agents
 
 .PHONY: bench-scale
 bench-scale: lab-programs image ## what agents and commands cost with up to 5,000 nodes, 100,000 pods and 250 peerings, and how that grows (root)
-	go run ./scripts/gotest -v -result scale -of agent,pkg,test/agents -- -count=1 -timeout 30m -run '^$$' -bench Scale -benchtime 1x ./test/agents
-	go run ./scripts/gotest -v -result scalelab -of agent,cmd,pkg,test/lab,test/scale -- -count=1 -timeout 80m -run '^$$' -bench Scale -benchtime 1x ./test/scale
+	go run ./scripts/gotest -v -result scale -of agent -- -count=1 -timeout 30m -run '^$$' -bench Scale -benchtime 1x ./test/agents
+	go run ./scripts/gotest -v -result scalelab -of agent,cmd,test/lab -- -count=1 -timeout 80m -run '^$$' -bench Scale -benchtime 1x ./test/scale
 
 .PHONY: lint
 lint: ## static analysis, formatting, comments of exported names, length of sentences, shape of packages

@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -371,21 +368,10 @@ func (w *world) survives(node int) bool {
 	return false
 }
 
-// seeded returns a generator, whose seed it prints. LIQONET_TEST_SEED repeats the choices.
-func seeded(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := rand.Uint64()
-	if given := os.Getenv("LIQONET_TEST_SEED"); given != "" {
-		seed = kit.Must(strconv.ParseUint(given, 10, 64))(t)
-	}
-	t.Logf("LIQONET_TEST_SEED=%d repeats this", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
-
 // Whoever died, when, and of what: 30 s after the last failure, the conditions are true, as long as one node agent
 // reaches the API server.
 func TestConditionsAreTrue(t *testing.T) {
-	random := seeded(t)
+	random := kit.Random(t)
 	for i := range 100 {
 		planes := 1 + random.IntN(3)
 		nodes := planes + random.IntN(3)

@@ -4,12 +4,13 @@
 //	gotest [-v] [-times FILE] [-result NAME -of PATH,PATH] -- ARGUMENTS OF GO TEST
 //	gotest -times FILE
 //	gotest -stale
+//	gotest -touched COMMIT -- PART…
 //	gotest -table
 //
 // A result is a file docs/results/NAME.json: what was run, when, of which commit,
 // with which seed, the number of tests by outcome, the figures that pages show, and
-// the messages of tests that failed. It also names the state of what was tested (-of),
-// by which -stale says which results are older than that. From all results, -table
+// the messages of tests that failed. It also names the state of what was tested (its packages, and -of),
+// by which -stale says which results are older than that, imports included. From all results, -table
 // writes docs/results/README.md, and the tables and pictures of docs/reliability.md and
 // docs/limits.md. Run gotest in the top directory of the repository.
 //
@@ -53,6 +54,7 @@ func main() {
 	name := flag.String("result", "", "keep the result by this name")
 	of := flag.String("of", "", "what the result is about: paths in the repository, with commas between")
 	stale := flag.Bool("stale", false, "list the results that are older than what they are about")
+	touched := flag.String("touched", "", "list the parts, of those named, that depend on something that has changed since this commit")
 	table := flag.Bool("table", false, "write the pages and pictures that show results")
 	times := flag.String("times", "", "keep the times of tests in this file, or show those that it has")
 	flag.Parse()
@@ -62,6 +64,8 @@ func main() {
 	switch {
 	case *stale:
 		err = listStale(os.Stdout)
+	case *touched != "":
+		err = listTouched(os.Stdout, *touched, flag.Args())
 	case *table:
 		err = writeDocuments()
 	case flag.NArg() == 0 && *times != "":
@@ -82,7 +86,7 @@ func run(ctx context.Context, args []string, verbose bool, name, of, times strin
 	r := Result{Name: name, Command: "go test " + strings.Join(args, " "), Date: time.Now().UTC().Truncate(time.Second), Outcome: "pass"}
 	if name != "" {
 		// Of the state at the beginning: somebody may commit during the tests.
-		if err := r.describe(of); err != nil {
+		if err := r.describe(of, args); err != nil {
 			return err
 		}
 	}
@@ -146,7 +150,7 @@ func showTimes(path string, w io.Writer) error {
 }
 
 var (
-	seedPrinted = regexp.MustCompile(`-seed (\d+)`)
+	seedPrinted = regexp.MustCompile(`(?:-seed |LIQONET_TEST_SEED=)(\d+)`)
 	message     = regexp.MustCompile(`(?m)^ {4}\w+\.go:\d+: .+$`)
 	benchmarked = regexp.MustCompile(`^(Benchmark\S*)\s+\d+\s+(\S.*)$`)
 )

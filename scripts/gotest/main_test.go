@@ -84,3 +84,70 @@ func TestDocumentsAreCurrent(t *testing.T) {
 		kit.Check(t, path+": run `go run ./scripts/gotest -table`", string(have), want)
 	}
 }
+
+// A result covers what its packages import, also indirectly, the tests of these packages only, and programs with all
+// that they import.
+func TestCoverage(t *testing.T) {
+	t.Chdir(filepath.Join("..", ".."))
+	paths := kit.Must(coverage([]string{"agent", "Makefile"}, []string{"-count=1", "-run", "x", "./pkg/ipam"}))(t)
+	for path, want := range map[string]bool{
+		"pkg/ipam" + withTests: true, "test/kit": true, "pkg/api/v1alpha1": true, "Makefile": true, "go.sum": true,
+		"agent/gateway": true, "pkg/liveness": true, "agent/gateway" + withTests: false, "pkg/cli": false, "test/e2e": false,
+	} {
+		if slices.Contains(paths, path) != want {
+			t.Errorf("%s is covered: %v, want %v", path, !want, want)
+		}
+	}
+}
+
+// A result is stale if something that it covers has changed, not if only tests of what it imports have, or another
+// package below it.
+func TestStale(t *testing.T) {
+	t.Chdir(t.TempDir())
+	commit := func(files map[string]string) string {
+		for path, text := range files {
+			kit.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			kit.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+		}
+		kit.Must(git("add", "-A"))(t)
+		kit.Must(git("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "m"))(t)
+		return kit.Must(git("rev-parse", "HEAD"))(t)
+	}
+	kit.Must(git("init", "-q"))(t)
+	first := commit(map[string]string{
+		"p/a.go": "1", "p/a_test.go": "1", "p/testdata/x": "1", "p/crds/x": "1", "p/sub/b.go": "1", "t/t.go": "1", "t/t_test.go": "1", "t/testdata/x": "1", "f": "1",
+	})
+	r := Result{Name: "n", Of: map[string]string{"p": "", "t" + withTests: "", "f": ""}}
+	for path := range r.Of {
+		r.Of[path] = kit.Must(contentHash("HEAD", path))(t)
+	}
+	raw := kit.Must(r.encode())(t)
+	base := first
+	for _, step := range []struct {
+		path string
+		want string
+	}{
+		{"p/a_test.go", ""},
+		{"p/testdata/x", ""},
+		{"p/sub/b.go", ""},
+		{"q/c.go", ""},
+		{"p/a.go", "p"},
+		{"p/crds/x", "p"},
+		{"t/t_test.go", "t" + withTests},
+		{"t/testdata/x", "t" + withTests},
+		{"f", "f"},
+	} {
+		now := commit(map[string]string{step.path: "changed"})
+		kit.Check(t, step.path, strings.Join(r.changedPaths(base), ","), step.want)
+		base = now
+	}
+	kit.Check(t, "since the result", strings.Join(r.changedPaths(""), ","), "f,p,t"+withTests)
+	kit.NoError(t, os.MkdirAll(resultDir, 0o755))
+	kit.NoError(t, os.WriteFile(r.path(), raw, 0o644))
+	for since, want := range map[string]string{first: "n\nnone\n", base: "none\n"} {
+		var out strings.Builder
+		kit.NoError(t, listTouched(&out, since, []string{"n", "none"}))
+		kit.Check(t, "touched", out.String(), want)
+	}
+	kit.ErrorIf(t, listTouched(&strings.Builder{}, "nonsense", nil) == nil, "there is no such commit")
+}

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,7 +35,8 @@ type Result struct {
 	// Outcome is "pass" or "fail", Seconds how long all of it took.
 	Outcome string  `json:"outcome"`
 	Seconds float64 `json:"seconds"`
-	// Of are the hashes of the trees that were tested, by path.
+	// Of are the hashes of what was tested, by path: the packages with their tests, and all that they and the programs
+	// import. See coverage.
 	Of map[string]string `json:"of"`
 	// Count is the number of tests and subtests by outcome. Of Tests, a result file keeps only those that are not
 	// subtests, and those that failed.
@@ -128,7 +132,7 @@ func results() ([]Result, error) {
 }
 
 // describe says of what the result is.
-func (r *Result) describe(of string) error {
+func (r *Result) describe(of string, args []string) error {
 	commit, err := git("rev-parse", "--short=12", "HEAD")
 	if err != nil {
 		return err
@@ -138,9 +142,115 @@ func (r *Result) describe(of string) error {
 		return err
 	}
 	r.Commit, r.Dirty, r.Of = commit, changes != "", map[string]string{}
-	for path := range strings.SplitSeq(of, ",") {
-		if r.Of[path], err = git("rev-parse", "--short=12", "HEAD:"+path); err != nil {
+	paths, err := coverage(strings.Split(of, ","), args)
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if r.Of[path], err = contentHash("HEAD", path); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// withTests is at the end of the path of a package whose tests were run.
+const withTests = " with its tests"
+
+// coverage returns the paths of all that a result depends on: the packages among the arguments of go test, what they
+// import, also indirectly, and the other paths. Where those have packages, what these import is included.
+func coverage(others, args []string) (paths []string, err error) {
+	tested := lo.Filter(args, func(a string, _ int) bool { return strings.HasPrefix(a, "./") })
+	dirs, err := list(append([]string{"-f", "{{.Dir}}"}, tested...)...)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range dirs {
+		paths = append(paths, dir+withTests)
+	}
+	imports := append([]string{"-deps", "-test", "-f", "{{if .Module}}{{if .Module.Main}}{{.Dir}}{{end}}{{end}}"}, tested...)
+	for _, path := range append(lo.Compact(others), "go.sum") {
+		if info, err := os.Stat(path); err == nil && info.IsDir() {
+			imports = append(imports, "./"+path+"/...")
+		} else {
+			paths = append(paths, path)
+		}
+	}
+	imported, err := list(imports...)
+	return lo.Uniq(append(paths, imported...)), err
+}
+
+// list runs go list, and returns paths in the repository.
+func list(args ...string) ([]string, error) {
+	out, err := exec.Command("go", append([]string{"list"}, args...)...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list %s: %w", strings.Join(args, " "), err)
+	}
+	top, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	return lo.Map(lo.Uniq(strings.Fields(string(out))), func(dir string, _ int) string {
+		return strings.TrimPrefix(strings.TrimPrefix(dir, top), "/")
+	}), nil
+}
+
+// contentHash returns the hash of a file, or of a directory's own content: without packages below it, and without tests
+// unless they were run.
+func contentHash(commit, path string) (string, error) {
+	dir, tested := strings.CutSuffix(path, withTests)
+	out, err := git("ls-tree", commit, dir)
+	if err == nil && strings.Contains(out, " tree ") {
+		out, err = git("ls-tree", commit, dir+"/")
+	}
+	if err != nil {
+		return "", err
+	}
+	kept := lo.Filter(strings.Split(out, "\n"), func(line string, _ int) bool {
+		_, name, _ := strings.Cut(line, "\t")
+		isPackage := strings.Contains(line, " tree ") && hasPackage(commit, name)
+		return !isPackage && (tested || !strings.HasSuffix(name, "_test.go") && filepath.Base(name) != "testdata")
+	})
+	sum := sha256.Sum256([]byte(strings.Join(kept, "\n")))
+	return hex.EncodeToString(sum[:6]), nil
+}
+
+// hasPackage reports whether a directory has a package, which is a path of its own if something imports it.
+func hasPackage(commit, dir string) bool {
+	files, err := git("ls-tree", "--name-only", commit, dir+"/")
+	return err == nil && strings.Contains(files+"\n", ".go\n") && filepath.Base(dir) != "testdata"
+}
+
+// changedPaths returns what a result is about that differs between the commit by which it was made, or a given one, and now.
+func (r *Result) changedPaths(base string) (changed []string) {
+	for path, was := range r.Of {
+		if base != "" {
+			was, _ = contentHash(base, path) // a path that was not there has changed
+		}
+		if now, err := contentHash("HEAD", path); err != nil || now != was {
+			changed = append(changed, path)
+		}
+	}
+	slices.Sort(changed)
+	return changed
+}
+
+// listTouched prints those of some parts of make test-long that depend on something that has changed since a commit, or
+// have no result.
+func listTouched(w io.Writer, base string, parts []string) error {
+	if _, err := git("rev-parse", "--verify", base+"^{commit}"); err != nil {
+		return err
+	}
+	all, err := results()
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		r, known := lo.Find(all, func(r Result) bool { return r.Name == part })
+		// An old result has only directories, without what they import.
+		isOld := !slices.ContainsFunc(slices.Collect(maps.Keys(r.Of)), func(path string) bool { return strings.HasSuffix(path, withTests) })
+		if !known || isOld || len(r.changedPaths(base)) > 0 {
+			fmt.Fprintln(w, part)
 		}
 	}
 	return nil
@@ -153,19 +263,18 @@ func listStale(w io.Writer) error {
 		return err
 	}
 	for _, r := range all {
-		var changed []string
-		for path, was := range r.Of {
-			// A path that is gone has changed, too.
-			if now, err := git("rev-parse", "--short=12", "HEAD:"+path); err != nil || now != was {
-				changed = append(changed, path)
-			}
-		}
-		slices.Sort(changed)
-		if len(changed) > 0 {
-			fmt.Fprintf(w, "%s is of %s, commit %s; since then have changed: %s\n", r.path(), r.Day(), r.Commit, strings.Join(changed, ", "))
+		if changed := r.changedPaths(""); len(changed) > 0 {
+			fmt.Fprintf(w, "%s is of %s, commit %s; since then have changed: %s\n", r.path(), r.Day(), r.Commit, shorten(changed))
 		}
 	}
 	return nil
+}
+
+// shorten names the first of many paths.
+func shorten(paths []string) string {
+	const most = 5
+	more := lo.Ternary(len(paths) > most, fmt.Sprintf(" and %d more", len(paths)-most), "")
+	return strings.Join(paths[:min(len(paths), most)], ", ") + more
 }
 
 func git(args ...string) (string, error) {

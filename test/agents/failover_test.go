@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,6 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/wire"
+	"github.com/liqonet/liqonet/test/bare"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/kit"
@@ -25,8 +27,9 @@ import (
 
 const (
 	echoPort = 7777
-	// outageLimit is how long packets may be lost on a machine that is busy with other tests.
-	outageLimit = 4 * time.Second
+	// switchTimeout is how long the test waits until packets use another plane. Whether that took too long is decided by
+	// several runs: see checkOutages.
+	switchTimeout = 10 * time.Second
 	// settleTimeout is how long agents may take until both planes work.
 	settleTimeout = 90 * time.Second
 	// settledFor is longer than the time during which nodes avoid a plane that has lost packets.
@@ -53,7 +56,7 @@ type fault struct {
 }
 
 // faults returns all faults in make test-long, otherwise one.
-func faults() []fault {
+func faults(random *rand.Rand) []fault {
 	drop := func(in, out bool, above uint32) func(t *testing.T, _ *cluster, gateway *process) func() {
 		return func(t *testing.T, _ *cluster, gateway *process) func() {
 			t.Helper()
@@ -105,7 +108,7 @@ func faults() []fault {
 		}, true, true},
 	}
 	if !kit.Full() {
-		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		all = all[:1]
 	}
 	return all
@@ -116,12 +119,17 @@ func TestFailover(t *testing.T) {
 	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
 	clusters := newClusters(t, o)
 	settled(t, clusters)
-	recorded := false
-	for side, c := range clusters {
-		for _, f := range faults() {
+	random, recorded := kit.Random(t), false
+	sides := random.Perm(len(clusters))
+	if !kit.Full() {
+		sides = sides[:1]
+	}
+	limit := bare.Limit(t)
+	for _, side := range sides {
+		for _, f := range faults(random) {
 			recorded = recorded || !f.unrecorded
 			t.Run(fmt.Sprintf("%s-%s/%s at the %s", o.Overlay, o.Tunnel, f.name, []string{"server", "client"}[side]), func(t *testing.T) {
-				f.try(t, clusters, c)
+				f.checkOutages(t, clusters, clusters[side], random, limit, func() {})
 			})
 		}
 	}
@@ -131,12 +139,25 @@ func TestFailover(t *testing.T) {
 		}
 		c.checkLogLevel(t)
 	}
-	t.Run("spread", func(t *testing.T) { trySpread(t, clusters) })
+	t.Run("spread", func(t *testing.T) { trySpread(t, clusters, random, limit) })
 	checkNoSecret(t, clusters)
 }
 
-// try causes the fault at a gateway that a cluster's first node uses.
-func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
+// checkOutages causes the fault several times, each time after prepare, and compares the median of the outages with a limit.
+func (f fault) checkOutages(t *testing.T, clusters [2]*cluster, c *cluster, random *rand.Rand, limit time.Duration, prepare func()) {
+	t.Helper()
+	var outages []time.Duration
+	for range lo.Ternary(f.lossless, 1, bare.Runs) {
+		prepare()
+		outages = append(outages, f.try(t, clusters, c, random))
+	}
+	if median := bare.Median(outages); median > limit {
+		t.Errorf("the median of %v is %s, limit %s", outages, median, limit)
+	}
+}
+
+// try causes the fault at a gateway that a cluster's first node uses. It returns for how long packets were lost.
+func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster, random *rand.Rand) (outage time.Duration) {
 	t.Helper()
 	settled(t, clusters)
 	peer := clusters[0]
@@ -151,7 +172,7 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	if len(inUse) > 1 {
 		flows = append(flows, sendByBoth(t, c, peer, f.size)...)
 	}
-	plane := inUse[rand.IntN(len(inUse))]
+	plane := inUse[random.IntN(len(inUse))]
 	repair := f.do(t, c, c.gateways[plane])
 	defer repair()
 	kit.Within(t, leaveTimeout, "the node leaves the plane", func() string {
@@ -162,13 +183,14 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	})
 	moved := time.Now().Add(time.Second)
 	for _, fl := range flows {
-		kit.Within(t, outageLimit, "packets pass by the other plane", func() string { return fl.NoneSince(moved) })
+		kit.Within(t, switchTimeout, "packets pass by the other plane", func() string { return fl.NoneSince(moved) })
 	}
 	for _, r := range flow.End(flows...) {
 		t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
-		kit.ErrorIf(t, f.lossless && r.Lost > 0 || r.Gap >= outageLimit,
-			"%s; limit %s, and no loss if a gateway ends regularly", r, outageLimit)
+		kit.ErrorIf(t, f.lossless && r.Lost > 0, "%s, although none may be lost", r)
+		outage = max(outage, r.Gap)
 	}
+	return outage
 }
 
 // dropNewFlows drops packets of nodes to a gateway if they belong to flows that have not passed before.

@@ -132,13 +132,13 @@ func TestMetrics(t *testing.T) {
 	}
 	before := value(nodeText, "liqonet_node_plane_switches_total", `reason="down"`)
 	b.gateways[using].kill()
-	kit.Within(t, outageLimit, "the node's plane switch is counted", func() string {
+	kit.Within(t, switchTimeout, "the node's plane switch is counted", func() string {
 		if got := value(read(node), "liqonet_node_plane_switches_total", `reason="down"`); got <= before {
 			return fmt.Sprintf("it is %v, and was %v", got, before)
 		}
 		return ""
 	})
-	kit.Within(t, outageLimit, "the peer's gateway reports that the plane is down", func() string {
+	kit.Within(t, switchTimeout, "the peer's gateway reports that the plane is down", func() string {
 		got, err := scrape(a.nodes[1-using].pod, a.nodes[using].gatewayIP)
 		if state := value(got, "liqonet_gateway_plane_state", plane, `state="down"`); err != nil || state != 1 {
 			return fmt.Sprintf("state down is %v: %v", state, err)

@@ -36,9 +36,9 @@ const (
 
 // With the planes mode spread, packets use both planes, and soon only one after a gateway fails. No packets are lost
 // when the mode changes, or when a node's agent restarts.
-func trySpread(t *testing.T, clusters [2]*cluster) {
+func trySpread(t *testing.T, clusters [2]*cluster, random *rand.Rand, limit time.Duration) {
 	t.Helper()
-	side := rand.IntN(2)
+	side := random.IntN(2)
 	c, peer := clusters[side], clusters[1-side]
 	unnoticed := func(what string, do func()) {
 		t.Helper()
@@ -53,10 +53,10 @@ func trySpread(t *testing.T, clusters [2]*cluster) {
 	unnoticed("from one plane to all", func() {
 		setMode(t, clusters, v1alpha1.PlanesSpread)
 	})
-	for _, f := range faults() {
+	for _, f := range faults(random) {
 		// Restarted agents know of no failure, so they use both planes immediately.
-		unnoticed("nodes' agents are killed", func() { restartNodeAgents(t, clusters) })
-		t.Run(f.name, func(t *testing.T) { f.try(t, clusters, c) })
+		restart := func() { unnoticed("nodes' agents are killed", func() { restartNodeAgents(t, clusters) }) }
+		t.Run(f.name, func(t *testing.T) { f.checkOutages(t, clusters, c, random, limit, restart) })
 	}
 	unnoticed("from all planes to one", func() {
 		setMode(t, clusters, v1alpha1.PlanesSingle)

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/liqonet/liqonet/test/bare"
 )
 
 const (
@@ -71,6 +73,7 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 	ctx := t.Context() // it takes minutes
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", b.Name)
 	checkPair(t, ctx, a, b)
+	limit := bare.Limit(t)
 	for of, peer := range bothWays(a, b) {
 		used := inUse(t, ctx, of, peer, peer.nodes[0])
 		at := of.at(used.node)
@@ -84,7 +87,7 @@ func TestPlaneCutOffFromAPI(t *testing.T) {
 		heal()
 		of.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
 		checkBothPlanes(t, ctx, a, b)
-		fs.interrupted(t, of.Name+": the node of a gateway was cut off from the API server", switchLimit)
+		fs.interrupted(t, of.Name+": the node of a gateway was cut off from the API server", limit)
 		checkRepaired(t, ctx, a, b)
 	}
 	unpeered(t, ctx, a, b)
@@ -123,6 +126,7 @@ func TestAPIServersAway(t *testing.T) {
 		fs.answering(t, ctx, callTimeout)
 		return fs
 	}
+	limit := bare.Limit(t)
 	fs := flowsNow()
 	usual := usage(away / 4)
 	var back []func()
@@ -141,7 +145,7 @@ func TestAPIServersAway(t *testing.T) {
 	time.Sleep(faultTime)
 	fs.answering(t, ctx, moveTimeout)
 	report(t, syscall.Kill(gateway.pid, syscall.SIGCONT))
-	fs.interrupted(t, "a gateway was stopped then", switchLimit)
+	fs.interrupted(t, "a gateway was stopped then", limit)
 	at := a.nodes[0]
 	(&patient{at.vantage, a.nodeAgent(t, at.Node.Name), "pods"}).repaired(t, ctx, []string{"ip link del LINK"})
 	fs = flowsNow()
@@ -153,7 +157,7 @@ func TestAPIServersAway(t *testing.T) {
 	}
 	checkRepaired(t, ctx, a, b)
 	checkBothPlanes(t, ctx, a, b)
-	fs.interrupted(t, "both API servers are back", switchLimit)
+	fs.interrupted(t, "both API servers are back", limit)
 	if found := agents(); !slices.Equal(found, before) {
 		t.Errorf("agents were %v, and are %v", before, found)
 	}

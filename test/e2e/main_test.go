@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/lab"
 )
 
@@ -96,7 +96,7 @@ func withLab() (code int, err error) {
 		return 1, fmt.Errorf("%w: run `make image` first (make test-e2e does)", err)
 	}
 	if *seed == 0 {
-		*seed = rand.Uint64()
+		*seed = kit.Seed()
 	}
 	fmt.Printf("e2e: random choices by -seed %d\n", *seed)
 	l, err := newLab()

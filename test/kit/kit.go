@@ -4,8 +4,12 @@ package kit
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
 	"net/netip"
 	"os"
+	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,6 +32,24 @@ func Mapping(real, mapped string) v1alpha1.CIDRMapping {
 
 // Full says that tests make all of their plays, and not a sample: in make test-long.
 func Full() bool { return os.Getenv("LIQONET_TEST_FULL") != "" }
+
+// Seed is what all random choices of a run are made by. It is in the environment as LIQONET_TEST_SEED, which make test
+// prints, or chosen.
+var Seed = sync.OnceValue(func() uint64 {
+	if n, err := strconv.ParseUint(os.Getenv("LIQONET_TEST_SEED"), 10, 64); err == nil {
+		return n
+	}
+	return rand.Uint64()
+})
+
+// Random makes the choices of a test, by the run's seed and the test's name.
+func Random(t testing.TB) *rand.Rand {
+	t.Helper()
+	t.Logf("LIQONET_TEST_SEED=%d repeats the choices", Seed())
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(t.Name())) // it never fails
+	return rand.New(rand.NewPCG(Seed(), h.Sum64()))
+}
 
 // NotShort leaves a test out of -short: what it plays takes minutes with the race
 // detector. Without it, make test-plays makes a sample, and all with Full.

@@ -142,7 +142,7 @@ func PodWith(addresses ...string) *corev1.Pod {
 // Seed is what all choices of a run are made by.
 var Seed = sync.OnceValue(func() uint64 {
 	if *schema.Seed == 0 {
-		return rand.Uint64()
+		return kit.Seed()
 	}
 	return *schema.Seed
 })

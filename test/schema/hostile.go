@@ -38,7 +38,7 @@ func Hostile(t testing.TB, few int, of client.Object, try func(obj map[string]an
 	t.Helper()
 	seed := *Seed
 	if seed == 0 {
-		seed = rand.Uint64()
+		seed = kit.Seed()
 	}
 	count := few
 	if kit.Full() {

@@ -34,7 +34,7 @@ func some(t *testing.T, ctx context.Context, programs ...string) string {
 		others = append(others, slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool { return slices.Contains(always, name) })...)
 	}
 	if *seed == 0 {
-		*seed = rand.Uint64()
+		*seed = kit.Seed()
 	}
 	slices.Sort(others)
 	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(others), reflect.Swapper(others))
