@@ -278,11 +278,12 @@ var places = map[string]place{
 	"TestStaleConnections":   {lane: laneOther, part: failuresPart},
 
 	// Alone, so that nothing else delays what is measured.
-	"TestFailover":              {lane: laneAll, part: failoverPart},
-	"TestFailoverOfOtherRanges": {lane: laneAll, part: failoverPart},
-	"TestPlanesOnReplacedNodes": {lane: laneAll, part: outagesPart},
-	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
-	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
+	"TestConditionsDuringFaults": {lane: laneAll, part: outagesPart},
+	"TestFailover":               {lane: laneAll, part: failoverPart},
+	"TestFailoverOfOtherRanges":  {lane: laneAll, part: failoverPart},
+	"TestPlanesOnReplacedNodes":  {lane: laneAll, part: outagesPart},
+	"TestPlanesThatAreBad":       {lane: laneAll, part: outagesPart},
+	"TestRebootedClusters":       {lane: laneAll, part: outagesPart},
 
 	"TestVerifyKilled":        {lane: laneEqual, part: checksPart},
 	"TestVerifyRestricted":    {lane: laneEqual, part: checksPart},

@@ -160,6 +160,60 @@ func TestPlanes(t *testing.T) {
 	failover(t, fx.alpha, fx.beta, faults()[:1], chosen, bare.Runs)
 }
 
+// persistent are the faults whose effect lasts until they are repaired, by name.
+var persistent = []string{"stopped", "node cut off", "cut in one direction", "large packets dropped"}
+
+// While a gateway does not work, whatever the fault, the condition Redundant is False within 30 s, by what kubectl waits
+// for. If no gateway of a cluster runs any more, Ready is Unknown, and Redundant stays False.
+func TestConditionsDuringFaults(t *testing.T) {
+	a, b := fx.alpha, fx.beta
+	begin(t)
+	ctx := t.Context() // several faults, each with its repair
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name)
+	checkPair(t, ctx, a, b)
+	becomes := func(condition, timeout string) {
+		t.Helper()
+		a.kubectl(t, ctx, "wait", "--for=condition="+condition, "--timeout="+timeout, "peering/"+b.Name)
+	}
+	const soon, repaired = "35s", "120s" // kubectl itself takes a while
+	for _, f := range faults() {
+		if !slices.Contains(persistent, f.name) {
+			continue
+		}
+		t.Run(f.name, func(t *testing.T) {
+			gateway := inUse(t, ctx, a, b, b.nodes[0])
+			at := a.at(gateway.node)
+			fs := flowsOf(t, ctx, status(t, ctx, 0, a, b), a, b, (at+1)%len(a.nodes), 0, f.size)
+			fs.answeredFor(t, ctx, steady, callTimeout)
+			repair := f.do(t, ctx, a, gateway, a.nodes[at])
+			becomes("Redundant=False", soon)
+			becomes("Connected=True", "5s")
+			repair()
+			becomes("Redundant=True", repaired)
+			flow.End(fs...)
+		})
+	}
+	t.Run("no gateway runs", func(t *testing.T) {
+		scale := func(to string) {
+			a.kubectl(t, ctx, "-n", "liqonet-system", "scale", "deployments", "-l", v1alpha1.LabelPeering+"="+b.Name, "--replicas="+to)
+		}
+		scale("0")
+		defer scale("1")
+		eventually(t, ctx, podTimeout, "the gateways have ended", func() string {
+			if left := a.agents(t, "gateway"); len(left) > 0 {
+				return fmt.Sprint(left)
+			}
+			return ""
+		})
+		becomes("Ready=Unknown", soon)
+		becomes("Redundant=False", "5s")
+	})
+	becomes("Ready=True", repaired)
+	becomes("Redundant=True", repaired)
+	checkRepaired(t, ctx, a, b)
+	unpeered(t, ctx, a, b)
+}
+
 // roles are those of the clusters between which a gateway fails, the first one's first.
 func roles() []string { return []string{"server", "client"} }
 
