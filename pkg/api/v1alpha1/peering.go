@@ -314,7 +314,7 @@ type PeeringStatus struct {
 }
 
 const (
-	// ConditionConnected of a Peering is True while probes through the tunnel of at least one plane are answered.
+	// ConditionConnected of a Peering is True while packets pass through at least one plane.
 	ConditionConnected = "Connected"
 	// ReasonPending is why all conditions are Unknown until a gateway has written them.
 	ReasonPending = "Pending"
@@ -378,7 +378,8 @@ type PlaneStatus struct {
 	// +kubebuilder:validation:Maximum=65535
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
-	// Connected means that probes through the tunnel are answered.
+	// Connected means that probes through the tunnel are answered, that large packets and new connections pass, and that
+	// a node reaches the peer through this gateway.
 	Connected bool `json:"connected"`
 	// Leaving means that this gateway is about to end, and waits for nodes to use another plane. The next gateway of this
 	// plane has the same key, and waits for it.
