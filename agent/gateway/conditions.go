@@ -34,30 +34,30 @@ type conditions struct {
 	last []metav1.Condition
 	// degraded is why some packets do not pass.
 	degraded string
-	// reports are the planes through which nodes report to the API server that they reach the peer, a bit for each.
-	reports map[netip.Addr]uint8
+	// reports are what nodes report to the API server.
+	reports map[netip.Addr]nodeReport
 	// others observes the other gateways.
 	others heartbeat.Observer
 }
 
+// nodeReport contains the planes through which a node reaches the peer, and those through which it sends packets, a bit
+// for each.
+type nodeReport struct{ reached, active uint8 }
+
 // read extracts everything that the conditions depend on from the reports of nodes.
 func (c *conditions) read(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
-	c.reports = map[netip.Addr]uint8{}
+	c.reports = map[netip.Addr]nodeReport{}
 	for addr, n := range overlayNodes(p, nodes) {
-		c.reports[addr] = reportedPlanes(p, n)
+		var r nodeReport
+		for _, plane := range p.Spec.Planes {
+			g := ptr.Deref(n.Gateway(p.Name, plane.Index), v1alpha1.NodeGateway{})
+			r.reached |= lo.Ternary[uint8](g.Ready, 1<<plane.Index, 0)
+			r.active |= lo.Ternary[uint8](g.Active, 1<<plane.Index, 0)
+		}
+		c.reports[addr] = r
 	}
 	c.degraded = degradedCondition(p, nodes)
 	c.others.SetPlanes(p.Spec.Planes)
-}
-
-// reportedPlanes returns the planes through which a node reports to reach the peer, a bit for each.
-func reportedPlanes(p *v1alpha1.Peering, n *v1alpha1.NodeNetwork) (planes uint8) {
-	for _, plane := range p.Spec.Planes {
-		if g := n.Gateway(p.Name, plane.Index); g != nil && g.Ready {
-			planes |= 1 << plane.Index
-		}
-	}
-	return planes
 }
 
 // report adds the conditions to a status. asks are the nodes that ask this gateway.
@@ -80,9 +80,24 @@ func (c *conditions) isReached(own int32, tunnelWorks bool, asks *requesters) bo
 		return false
 	}
 	reaching, voters := asks.reaching(own)
-	isCutOff := func(reported uint8) bool { return reported&(1<<own) == 0 }
+	isCutOff := func(r nodeReport) bool { return r.reached&(1<<own) == 0 }
 	reached := reaching > 0 || voters == 0 && !it.ContainsBy(maps.Values(c.reports), isCutOff)
 	return reached || time.Since(c.connectedAt) < startGrace
+}
+
+// countNodes counts nodes by what they do with the gateway of a plane. Nodes that are gone do nothing, whatever they
+// last reported.
+func (c *conditions) countNodes(plane int32, requests *requesters) map[string]int {
+	out := map[string]int{metrics.NodesKnown: len(c.reports), metrics.NodesReady: 0, metrics.NodesActive: 0}
+	for addr, r := range c.reports {
+		reached, votes, gone := requests.reach(addr)
+		if !votes {
+			reached = lo.Ternary(gone, 0, r.reached)
+		}
+		out[metrics.NodesReady] += int(reached>>plane) & 1
+		out[metrics.NodesActive] += lo.Ternary(gone, 0, int(r.active>>plane)&1)
+	}
+	return out
 }
 
 // planesAlive returns the planes through which packets pass. If a plane's gateway is not alive, more than half of the

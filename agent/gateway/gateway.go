@@ -328,7 +328,6 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	}
 	a.livenessServer.nodes.setKnown(known...)
 	a.conditions.read(p, nodes)
-	a.shown.nodes = countNodes(p, a.local.plane, nodes, &a.livenessServer.nodes)
 }
 
 // exchange sends the announcement of this cluster to the peer, and follows the peer's.

@@ -56,9 +56,11 @@ func TestCountNodes(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		var s requesters
+		var c conditions
+		c.read(p, nodes)
 		expect := func(when string, want map[string]int) {
 			t.Helper()
-			kit.Check(t, when, countNodes(p, 0, nodes, &s), want)
+			kit.Check(t, when, c.countNodes(0, &s), want)
 		}
 		all := map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 2, metrics.NodesActive: 2}
 		s.setKnown(addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.4"))

@@ -119,7 +119,8 @@ func (a *agent) Status(problem string) (status, bool) {
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
 	a.shown.show(&metrics.Plane{
-		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: tunnel.LastHandshake, Nodes: a.shown.nodes,
+		Peering: a.cfg.Peering, Index: s.plane.Index, State: state, MTU: int(s.plane.MTU), Handshake: tunnel.LastHandshake,
+		Nodes: a.conditions.countNodes(a.local.plane, &a.livenessServer.nodes),
 		// The mounted file does not show its age: the kubelet writes it for each pod. A version that did not record the
 		// time may have created the key.
 		Key:         ptr.Deref(plane.KeyTime, metav1.Time{}).Time,
@@ -252,30 +253,11 @@ func metricsIP(addrs []netip.Addr) netip.Addr {
 	return addrs[max(0, slices.IndexFunc(addrs, netip.Addr.Is4))]
 }
 
-// countNodes counts nodes by what they do with the gateway of a plane. Nodes that are gone do nothing, whatever they
-// last reported.
-func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, requests *requesters) map[string]int {
-	out := map[string]int{metrics.NodesKnown: 0, metrics.NodesReady: 0, metrics.NodesActive: 0}
-	for addr, n := range overlayNodes(p, nodes) {
-		out[metrics.NodesKnown]++
-		reached, votes, gone := requests.reach(addr)
-		g := ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{})
-		if votes && reached&(1<<plane) != 0 || !votes && g.Ready && !gone {
-			out[metrics.NodesReady]++
-		}
-		if g.Active && !gone {
-			out[metrics.NodesActive]++
-		}
-	}
-	return out
-}
-
 // published is what metrics show.
 type published struct {
 	metrics *metrics.Agent
-	// plane is the last state, and nodes the number of nodes by what they do with this gateway.
+	// plane is the last state.
 	plane atomic.Pointer[metrics.Plane]
-	nodes map[string]int
 }
 
 // show sets the state, nil for none.
