@@ -425,10 +425,6 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "says of a peering what it wants to", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, "call 555")+`]}`)},
 		{nodeAgent, "says that a peering is connected and not ready", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+
 			condition(v1alpha1.ConditionConnected, "False", "NoAnswer", "")+","+condition(v1alpha1.ConditionReady, "Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
-		{nodeAgent, "says why a peering is not redundant", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("False", "NoAnswer", "")+","+
-			condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+","+condition(v1alpha1.ConditionRedundant, "False", v1alpha1.ReasonGatewaysSilent, "call 555")+`]}`)},
-		{nodeAgent, "says that a peering without gateways is redundant", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("False", "NoAnswer", "")+","+
-			condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+","+condition(v1alpha1.ConditionRedundant, "True", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageNotRedundant)+`]}`)},
 		{nodeAgent, "says why a peering is not redundant", ofPeerings, writes(c.node, otherPeering, oneLeft("False", v1alpha1.ReasonGatewaysSilent, "call 555"))},
 		{nodeAgent, "says that a peering without gateways is redundant", ofPeerings, writes(c.node, otherPeering, oneLeft("True", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageNotRedundant))},
 		{nodeAgent, "says that gateways are silent, with a token of no pod", ofPeerings, writes(c.unbound, otherPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
