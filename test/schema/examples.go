@@ -64,7 +64,7 @@ func Examples() map[string]client.Object {
 	}
 	ledger := manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19"), OverlayKey: v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"0a7c1f4e-1111-4222-8333-944445555666"}}, Peers: []v1alpha1.PeerAllocation{{
 		ClusterID: "1", Name: "b", Index: 3, Pods: remote, ExternalCIDR: external, Hosts: []v1alpha1.ExposedHost{{Address: ip("192.168.1.50"), Number: 5}},
-		Phase: v1alpha1.PeerActive, Previous: &v1alpha1.PeerRanges{Pods: remote, ExternalCIDR: external},
+		Phase: v1alpha1.PeerActive, Previous: &v1alpha1.PeerRanges{Pods: remote, ExternalCIDR: external, IdentityKey: Key, Hosts: []v1alpha1.ExposedHost{{Address: ip("192.168.1.51"), Number: 6}}},
 	}}})
 	out := map[string]client.Object{"Peering": peering, "NodeNetwork": node, "ClusterNetwork": ledger}
 	for kind, obj := range out {
