@@ -75,7 +75,12 @@ func TestOverloadedLater(t *testing.T) {
 	for status, text := range map[int]string{429: "Too Many Requests", 503: "Service Unavailable"} {
 		recorded(t, status)
 		for _, line := range []string{"status a", "doctor a --objects-only", "graph a", "unpeer a --peer b --dry-run"} {
-			c := command(t, append(strings.Fields(line), "--timeout", "400ms")...).ends(ExitUnreachable).stdoutIs("")
+			c := command(t, append(strings.Fields(line), "--timeout", "400ms")...).ends(ExitUnreachable)
+			if strings.HasPrefix(line, "doctor") { // prints what it found until then
+				c.prints("the command ended before it was read")
+			} else {
+				c.stdoutIs("")
+			}
 			c.warns(`cluster "a": `, fmt.Sprintf(": the server answers %d %s\n  the API server is starting or overloaded", status, text))
 		}
 	}

@@ -150,18 +150,6 @@ func TestStatusOfUnreachableCluster(t *testing.T) {
 	command(t, "status", "gone", "too").ends(ExitUnreachable).stdoutIs("")
 }
 
-// By default, doctor also examines the peers for which the kubeconfig has a context, but no other cluster whose context
-// has a peer's name.
-func TestDoctorExaminesPeersOnly(t *testing.T) {
-	for id, want := range map[string]bool{"id-of-b": true, "id-of-another": false} {
-		t.Run(id, func(t *testing.T) {
-			useContexts(t, "a="+startCluster(t, "a", peeringWith("b", "id-of-b")).URL, "b="+startNumbered(t, 1, id, "b").URL)
-			o := command(t, "doctor", "--objects-only", "-o", "json").prints(`"cluster": "a"`)
-			o.is(fmt.Sprint("b to be examined: ", want), strings.Contains(o.stdout, `"cluster": "b"`) != want)
-		})
-	}
-}
-
 // A watch prints again only after a state has changed. An interrupt ends it without an error.
 func TestStatusIsWatched(t *testing.T) {
 	p := peeringWith("b", "id-of-b")
