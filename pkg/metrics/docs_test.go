@@ -73,7 +73,7 @@ func TestDocumentedReasons(t *testing.T) {
 	files := kit.Must(filepath.Glob("../nat/*.go"))(t)
 	for _, file := range files {
 		raw := kit.Must(os.ReadFile(file))(t)
-		for _, m := range regexp.MustCompile(`drop\(\w+, "([a-z0-9-]+)"|(?:icmpError|reasonForged|forgedOverlay|outsideOverlay|toNode|tunnelEnd) += "([a-z-]+)"`).FindAllStringSubmatch(string(raw), -1) {
+		for _, m := range regexp.MustCompile(`drop\(\w+, "([a-z0-9-]+)"|(?:icmpError|reasonForged|forgedOverlay|outsideOverlay|toNode|tunnelEnd|Unencrypted) += "([a-z-]+)"`).FindAllStringSubmatch(string(raw), -1) {
 			inCode[m[1]+m[2]] = true
 		}
 	}

@@ -123,11 +123,15 @@ func (w *Watcher) Close() error {
 
 // The names of hooks in the names of counters.
 const (
-	hookPrerouting = "prerouting"
-	hookInput      = "input"
-	hookForward    = "forward"
-	hookOutput     = "output"
+	hookPrerouting  = "prerouting"
+	hookInput       = "input"
+	hookForward     = "forward"
+	hookOutput      = "output"
+	hookPostrouting = "postrouting"
 )
+
+// Unencrypted is the reason for which packets to peers are dropped that would leave a node outside the overlay.
+const Unencrypted = "unencrypted"
 
 // Reasons that several rules share.
 const (

@@ -73,8 +73,7 @@ func (n Node) validate() error {
 func (n Node) table() table {
 	pod := func(g NodeGateway, _ int) netip.Addr { return g.Pod }
 	overlay := lo.Map(n.Gateways, func(g NodeGateway, _ int) netip.Addr { return g.Overlay })
-	local := lo.Filter(n.Gateways, func(g NodeGateway, _ int) bool { return g.Local })
-	limits := n.limits()
+	local, limits := lo.Filter(n.Gateways, func(g NodeGateway, _ int) bool { return g.Local }), n.limits()
 	t := table{
 		family: nftables.TableFamilyIPv4,
 		sets: []set{
@@ -124,6 +123,7 @@ func (n Node) table() table {
 				{"from peers", concat(iifGroup(n.OverlayGroup), jump("from-peers"))},
 				{"to peers", concat(oifGroup(n.OverlayGroup), jump("to-peers"))},
 			}, n.tunnels(hookForward)...)),
+			base("encrypted-only", nftables.ChainHookPostrouting, *nftables.ChainPriorityFilter, n.encryptedOnly()),
 			translating(base("source", nftables.ChainHookPostrouting, priorityBefore, n.source())),
 		},
 	}
@@ -173,7 +173,7 @@ func (n Node) outside() exprs {
 // its gateway. So guard accepts UDP, and the later hooks drop everything except tunnel packets.
 //
 // In this case, packets that the node sends with its own address are not routed into tunnels (see
-// overlay.State.Bypass). They must not leave for peers unencrypted.
+// overlay.State.Bypass). encryptedOnly drops them.
 func (n Node) tunnelEnds() []chain {
 	return []chain{
 		regular("tunnel-ends", rules{
@@ -184,9 +184,7 @@ func (n Node) tunnelEnds() []chain {
 			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), from(setEndpoints), drop(hookInput, tunnelEnd))},
 		}),
 		// Packets that IPVS forwards pass here, too.
-		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append(rules{
-			{"nothing leaves unencrypted", concat(to(setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "unencrypted"))},
-		}, n.tunnels(hookOutput)...)),
+		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, n.tunnels(hookOutput)),
 	}
 }
 
@@ -237,6 +235,26 @@ func (n Node) errorCauses() (out rules) {
 	for _, g := range n.Gateways {
 		out.add("to the peer by "+g.Link, iif(g.Link), innerTo(g.sources()...), returnVerdict())
 	}
+	return out
+}
+
+// encryptedOnly drops what would leave for a peer by another interface than the overlay's. Routes to peers do not
+// suffice: somebody may delete our routing rule, or insert another one before it. The hook is postrouting, because only
+// there do forwarded packets and a node's own have their final destination and interface. At output, a packet to a
+// service still has the interface from before its translation.
+//
+// Tunnels whose other end is in a peer's range are excepted, with the address that gateways send from. IPVS has already
+// translated the source of replies, to an address of this node.
+func (n Node) encryptedOnly() rules {
+	out := rules{
+		{"by the overlay", concat(oifGroup(n.OverlayGroup), accept())},
+		{"not to peers", concat(not(to(setRemote)), accept())},
+	}
+	if len(n.Endpoints) > 0 {
+		out.add("tunnels", from(setGateways), to(setEndpoints), udpSport(n.TunnelPort), accept())
+		out.add("replies of tunnels, by IPVS", forwarded(), fromLocal(), to(setEndpoints), proto(unix.IPPROTO_UDP), accept())
+	}
+	out.add("nothing leaves unencrypted", drop(hookPostrouting, Unencrypted))
 	return out
 }
 

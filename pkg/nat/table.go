@@ -311,6 +311,10 @@ func iifGroup(group uint32) exprs { return nft.Meta(expr.MetaKeyIIFGROUP, native
 // oifGroup: `oifgroup 27761`.
 func oifGroup(group uint32) exprs { return nft.Meta(expr.MetaKeyOIFGROUP, native(group)...) }
 
+// forwarded: `meta iif != 0`, true for packets that arrived on an interface. Kernels before 5.7 do not know it at the
+// hook postrouting.
+func forwarded() exprs { return not(nft.Meta(expr.MetaKeyIIF, native(0)...)) }
+
 // forUs: `meta pkttype host`, true for frames whose destination is this interface's own address.
 func forUs() exprs { return nft.Meta(expr.MetaKeyPKTTYPE, unix.PACKET_HOST) }
 

@@ -305,6 +305,9 @@ func describeReply(a probe.Answer, names map[string]string) string {
 	return a.Error
 }
 
+// unencrypted is a node's counter of packets to peers that did not leave because they would not have been encrypted.
+const unencrypted = "postrouting/unencrypted"
+
 // checkEncryption checks the packets that left the nodes of a side.
 func checkEncryption(s *Side, all []Counters) (out []check.Finding) {
 	for _, w := range all {
@@ -320,6 +323,9 @@ func checkEncryption(s *Side, all []Counters) (out []check.Finding) {
 			ranges := strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Remote), " ", ", "), "[]")
 			c.Result = check.Failed
 			c.Evidence = fmt.Sprintf("%d packets of the peer's ranges (%s) left it through an interface other than the overlay", w.Unencrypted, ranges)
+		case w.Dropped[unencrypted] > 0:
+			c.Result = check.Failed
+			c.Evidence = fmt.Sprintf("%d packets to peers were dropped, because they would have left it through an interface other than the overlay: see kubectl liqonet doctor", w.Dropped[unencrypted])
 		case w.ToPeer == 0 && (w.Node.Pod.IsValid() || w.Node.HostError == nil): // probes on it sent packets to the peer
 			c.Result, c.Evidence = check.Skipped, "no packet to the peer"+unseen
 		case hasGateway && w.TunnelOut+w.TunnelIn == 0:

@@ -231,6 +231,7 @@ func TestJudge(t *testing.T) {
 		{"a NodePort is reached outside of the peering", of(IsolatedNodePorts, reached("172.18.1.11")), nil, nil, ""},
 		{"a cluster IP is one of the own cluster", of(IsolatedServices, func(a *probe.Answer) { a.Answered, a.From = true, "a0-pod" }), nil, nil, ""},
 		{"unencrypted", nil, func(w *Counters) { w.Unencrypted = 3 }, map[string]check.Result{Encrypted: check.Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
+		{"dropped, as it would have left unencrypted", nil, func(w *Counters) { w.Dropped = map[string]uint64{"postrouting/unencrypted": 3} }, map[string]check.Result{Encrypted: check.Failed, Drops: check.Failed}, "3 packets to peers were dropped"},
 		{"nothing was seen", nil, func(w *Counters) { w.ToPeer = 0 }, map[string]check.Result{Encrypted: check.Skipped}, "bypasses nftables"},
 		{"no tunnel was seen", nil, func(w *Counters) { w.TunnelOut, w.TunnelIn = 0, 0 }, map[string]check.Result{Encrypted: check.Skipped}, "no packet of the tunnel"},
 		{"nothing was counted", nil, func(w *Counters) { w.Error = errors.New("violates PodSecurity") }, map[string]check.Result{Encrypted: check.Skipped, Drops: check.Skipped}, "violates PodSecurity"},

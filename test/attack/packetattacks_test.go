@@ -183,6 +183,7 @@ func (n *scene) fromNeighbors() []attack {
 		}
 	}
 	toNode, toGateway := n.toNode, n.toGateway
+	onlyEncrypted := n.nodeRule("encrypted-only", "nothing leaves unencrypted")
 	var asPeer []attack
 	if n.kind == overlay.VXLAN { // Geneve takes nothing from a source that it was not told
 		asPeer = []attack{{lanHost, "that knows the secret, to the gateway in the overlay, with the address of a peer's pod", all(n.nodeRule("guard", byOverlayOnly), n.closedInput(gateway, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
@@ -233,7 +234,12 @@ func (n *scene) fromNeighbors() []attack {
 		{lanHost, "bears the address of a peer's pod, to a node", n.nodeRule("guard", byOverlayOnly), n.arrival(far.NS, peer.Mapped, plainly(n.LAN.NS, peer.Mapped, far.Host.Addr))},
 		{lanHost, "bears the address of a tunnel's end, to a pod", n.nodeRule("forward", "ends of tunnels reach nothing else"), n.arrival(far.Pod.NS, netip.Addr{}, plainly(n.LAN.NS, end.Addr, far.Pod.Addr))},
 		{lanHost, "bears the address of a tunnel's end, to a node", n.nodeRule("tunnel-ends-input", "no tunnel ends at the node"), n.arrival(far.NS, end.Addr, plainly(n.LAN.NS, end.Addr, far.Host.Addr))},
-		{lanHost, "reads what pods send to a peer whose link is down", n.unreachable(), n.arrival(end.NS, netip.Addr{}, plainly(near.Pod.NS, near.Pod.Addr, end.Addr))},
+		{lanHost, "reads what pods send to a peer that a rule of others leads elsewhere", onlyEncrypted, func(t *testing.T) bool {
+			return n.arrives(t, end.NS, netip.Addr{}, func(port uint16) error {
+				return n.elsewhere(near.NS, end.Addr, func() error { return plainly(near.Pod.NS, near.Pod.Addr, end.Addr)(port) })
+			})
+		}},
+		{lanHost, "reads what pods send to a peer whose link is down", all(n.unreachable(), onlyEncrypted), n.arrival(end.NS, netip.Addr{}, plainly(near.Pod.NS, near.Pod.Addr, end.Addr))},
 		{lanHost, "to a peer's pod by a node, in its own name", all(n.nodeRule("to-peers", "only pods reach peers"), n.nodeRule("to-peers", "only this node's pods")), byNode(n.LAN.Addr, netip.Addr{})},
 		{lanHost, "to a peer's pod by a node, in the name of the node's pod", n.nodeRule("to-peers", "no forged source"), byNode(far.Pod.Addr, far.Pod.Mapped)},
 		{lanHost, "to a peer's pod by a node, in the name of another node's pod", n.nodeRule("to-peers", "only this node's pods"), byNode(near.Pod.Addr, near.Pod.Mapped)},
@@ -261,6 +267,18 @@ func (n *scene) fromNeighbors() []attack {
 			})
 		}},
 	}...)
+}
+
+// elsewhere sends while a rule before ours leads to an address as if there were no peers.
+func (n *scene) elsewhere(ns *netns.NS, to netip.Addr, send func() error) error {
+	n.leading.Lock()
+	defer n.leading.Unlock()
+	rule := netlink.NewRule()
+	rule.Priority, rule.Table, rule.Dst = 6, unix.RT_TABLE_MAIN, netlink.NewIPNet(to.AsSlice())
+	if err := ns.Run(func() error { return netlink.RuleAdd(rule) }); err != nil {
+		return err
+	}
+	return errors.Join(send(), ns.Run(func() error { return netlink.RuleDel(rule) }))
 }
 
 // noIPv6 is that nodes drop IPv6 by the overlay.
