@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -68,6 +69,46 @@ func TestOnePeeringStopsNoOther(t *testing.T) {
 				"routes %v, ranges %v, gateways %v", d.overlay.Routes, d.nat.Remote, d.nat.Gateways)
 			for _, r := range append(d.nat.Remote, d.nat.Pods...) {
 				kit.ErrorIf(t, !r.Addr().Is4(), "nftables would refuse %s", r)
+			}
+		})
+	}
+}
+
+// Packets to a rejected Peering's ranges go nowhere. Ranges that this cluster or another peering uses stay as they are.
+func TestRejectedIsUnreachable(t *testing.T) {
+	me := local{name: "n2", address: addr("10.80.0.7"), nodeIPs: []netip.Addr{addr("172.18.0.2")}}
+	for name, test := range map[string]struct {
+		change  func(p *v1alpha1.Peering)
+		blocked []string
+	}{
+		"the other's index": {func(p *v1alpha1.Peering) { p.Spec.Index = 2 }, []string{"10.40.0.0/16", "10.71.0.0/18"}},
+		"the other's range": {func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = cidr("10.70.0.0/18") }, []string{"10.40.0.0/16"}},
+		"half of the other's range": {
+			func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.244.0.0/17", "10.30.128.0/17") }, []string{"10.71.0.0/18"},
+		},
+		"a range around the other's": {
+			func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.0.0.0/11", "10.0.0.0/11") }, []string{"10.0.0.0/11", "10.71.0.0/18"},
+		},
+		"all addresses": {func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("0.0.0.0/0", "0.0.0.0/0") }, []string{"10.71.0.0/18"}},
+		"a node's range": {
+			func(p *v1alpha1.Peering) {
+				p.Spec.Index, p.Spec.Remote.Pods[0] = 2, mapping("172.18.0.0/16", "172.18.0.0/16")
+			}, []string{"10.71.0.0/18"},
+		},
+		"IPv6": {func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = cidr("fd00::/18") }, []string{"10.40.0.0/16"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			good := peering("good", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+			bad := peering("bad", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.40.0.0/16"), "10.71.0.0/18")
+			good.CreationTimestamp, bad.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+			alone := kit.Must(desire(me, []v1alpha1.Peering{good}))(t)
+			test.change(&bad)
+			d, err := desire(me, []v1alpha1.Peering{bad, good})
+			kit.ErrorIf(t, err == nil || !served(d, good), "%v: %v", err, d.overlay.Routes)
+			added := d.nat.Remote[len(alone.nat.Remote):]
+			kit.Check(t, "blocked", lo.Map(added, func(r netip.Prefix, _ int) string { return r.String() }), test.blocked)
+			for _, r := range added {
+				kit.ErrorIf(t, !isUnreachable(d, r), "%s is not unreachable", r)
 			}
 		})
 	}

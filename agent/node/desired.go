@@ -163,8 +163,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 		ranges := p.RemoteRanges()
 		d.nat.Remote = append(d.nat.Remote, ranges...)
 		for _, r := range ranges {
-			d.overlay.Routes = append(d.overlay.Routes,
-				overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: unreachableMetric})
+			d.overlay.Routes = append(d.overlay.Routes, unreachable(r))
 		}
 		ranges = d.routableRanges(p, ranges)
 		for _, plane := range p.Spec.Planes {
@@ -174,6 +173,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 		}
 		d.addRoutes(l, p)
 	}
+	d.blockRejected(l, peerings, admitted)
 	errs = append(errs, d.bypassTunnels(l, admitted)...)
 	return d, errors.Join(errs...)
 }
@@ -278,6 +278,40 @@ func selectPeerings(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1
 	}
 	slices.SortFunc(admitted, byIndex)
 	return admitted, errs
+}
+
+// largestBlocked is the size of the largest range that a rejected peering may block: no peer has more than a /8.
+const largestBlocked = 8
+
+// blockRejected makes the ranges of rejected peerings unreachable: packets to them must not leave unencrypted by the
+// default route. It leaves out ranges that other peerings or this cluster use.
+func (d *desired) blockRejected(l local, peerings, admitted []v1alpha1.Peering) {
+	var own []netip.Prefix
+	for _, p := range peerings {
+		own = append(own, p.Spec.Local.InternalCIDR.Prefix)
+		own = append(own, lo.Map(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })...)
+	}
+	used := slices.Clone(d.nat.Remote)
+	for _, p := range peerings {
+		if slices.ContainsFunc(admitted, func(a v1alpha1.Peering) bool { return a.Name == p.Name }) {
+			continue
+		}
+		for _, r := range p.RemoteRanges() {
+			isUsed := slices.ContainsFunc(used, func(u netip.Prefix) bool { return u.Overlaps(r) && u.Bits() <= r.Bits() })
+			hasNode := slices.ContainsFunc(append(slices.Clone(l.nodeIPs), l.address), r.Contains)
+			if !r.IsValid() || !sameFamily(r.Addr(), l.address) || r.Bits() < largestBlocked || isUsed || hasNode || slices.ContainsFunc(own, r.Overlaps) {
+				continue
+			}
+			used = append(used, r)
+			d.nat.Remote = append(d.nat.Remote, r)
+			d.overlay.Routes = append(d.overlay.Routes, unreachable(r))
+		}
+	}
+}
+
+// unreachable returns the route behind those to a peer.
+func unreachable(r netip.Prefix) overlay.Route {
+	return overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: unreachableMetric}
 }
 
 func byIndex(a, b v1alpha1.Peering) int {
