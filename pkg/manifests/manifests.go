@@ -105,7 +105,10 @@ func Namespace() *corev1.Namespace {
 	for _, mode := range []string{"enforce", "audit", "warn"} {
 		labels["pod-security.kubernetes.io/"+mode] = "privileged"
 	}
-	return object(corev1.SchemeGroupVersion, &corev1.Namespace{}, "", v1alpha1.Namespace, labels)
+	labels["istio-injection"] = "disabled"
+	ns := object(corev1.SchemeGroupVersion, &corev1.Namespace{}, "", v1alpha1.Namespace, labels)
+	ns.ObjectMeta = withoutMesh(ns.ObjectMeta)
+	return ns
 }
 
 // CriticalPodsQuota allows the namespace pods with the agents' priority classes: some clusters (GKE) allow them only in
@@ -326,7 +329,7 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 				Type:          appsv1.RollingUpdateDaemonSetStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("100%"))},
 			},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+			Template: corev1.PodTemplateSpec{ObjectMeta: withoutMesh(metav1.ObjectMeta{Labels: labels}), Spec: pod},
 		},
 	}, v1alpha1.Namespace, v1alpha1.NodeAgentName, labels))
 }
@@ -496,6 +499,11 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	if g.Temporary {
 		podLabels[v1alpha1.LabelTemporary] = ""
 	}
+	// The autoscaler would keep a node for a pod with a hostPath. A gateway may move: another plane takes over, and
+	// GatewayBudget keeps one of them.
+	template := withoutMesh(metav1.ObjectMeta{
+		Labels: podLabels, Annotations: map[string]string{"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
+	})
 	plane := labels[v1alpha1.LabelPlane]
 	container := agentContainer(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+plane)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
@@ -531,7 +539,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 				Type:          appsv1.RollingUpdateDeploymentStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(0)), MaxUnavailable: new(intstr.FromInt32(1))},
 			},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: podLabels}, Spec: pod},
+			Template: corev1.PodTemplateSpec{ObjectMeta: template, Spec: pod},
 		},
 	}, v1alpha1.Namespace, g.Name(), labels))
 }

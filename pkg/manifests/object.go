@@ -71,6 +71,22 @@ func commonLabels() map[string]string {
 	return map[string]string{labelName: "liqonet", v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 }
 
+// withoutMesh adds the labels and annotations by which service meshes leave a pod or a namespace alone. A proxy in a
+// gateway would intercept the peer's TCP connections. Sources, of November 2026:
+//   - Istio: https://istio.io/latest/docs/reference/config/labels/
+//   - Kuma: https://kuma.io/docs/latest/reference/kubernetes-annotations/
+//   - Linkerd: https://linkerd.io/2/features/proxy-injection/
+//   - Consul: https://developer.hashicorp.com/consul/docs/k8s/annotations-and-labels
+func withoutMesh(m metav1.ObjectMeta) metav1.ObjectMeta {
+	m.Labels = lo.Assign(m.Labels, map[string]string{
+		"sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none", "kuma.io/sidecar-injection": "disabled",
+	})
+	m.Annotations = lo.Assign(m.Annotations, map[string]string{
+		"linkerd.io/inject": "disabled", "consul.hashicorp.com/connect-inject": "false",
+	})
+	return m
+}
+
 func componentLabels(component string) map[string]string {
 	return lo.Assign(commonLabels(), map[string]string{labelComponent: component})
 }

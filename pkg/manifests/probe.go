@@ -77,7 +77,7 @@ func (p Probe) Job() *batchv1.Job {
 	return object(batchv1.SchemeGroupVersion, &batchv1.Job{
 		Spec: batchv1.JobSpec{
 			BackoffLimit: new(int32(0)), ActiveDeadlineSeconds: new(int64(ProbeSeconds)), TTLSecondsAfterFinished: new(int32(probeTTL)),
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+			Template: corev1.PodTemplateSpec{ObjectMeta: withoutMesh(metav1.ObjectMeta{Labels: labels}), Spec: pod},
 		},
 	}, v1alpha1.Namespace, p.Run+"-"+p.Name, ProbeLabels(p.Run))
 }
