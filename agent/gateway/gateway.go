@@ -33,6 +33,7 @@ import (
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
+	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -142,7 +143,7 @@ func startView(ctx context.Context, cfg *Config, c client.Client, cfgRest *rest.
 func (a *agent) loop(ctx context.Context, health *loop.Health, w writer) error {
 	changes := notify.NewSignal()
 	err := a.kernel.Monitor(ctx, changes, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, a.local.underlay)
-	if err := cmp.Or(err, nat.Monitor(ctx, changes)); err != nil {
+	if err := cmp.Or(err, nat.Monitor(ctx, changes), firewall.Monitor(ctx, changes)); err != nil {
 		return fmt.Errorf("watch the kernel: %w", err)
 	}
 	go a.lease.DelayMonitor.Watch(ctx)
@@ -277,6 +278,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err != nil {
 		return false, err
 	}
+	a.findForeign(compare)
 	if compare || !reflect.DeepEqual(want, a.applied.want) {
 		a.measurements.pathRead = time.Time{}
 		a.applied.want = want
@@ -318,6 +320,17 @@ func (a *agent) desire(ctx context.Context, p *v1alpha1.Peering, nodes []v1alpha
 	}
 	a.measurements.reportedMTU, want.nodesMTU = want.nodesMTU, 0 // it counts only after damping
 	return want, err
+}
+
+// findForeign finds rules of others in this network namespace if compare is set.
+func (a *agent) findForeign(compare bool) {
+	if !compare {
+		return
+	}
+	foreign, err := firewall.Foreign()
+	if a.measurements.foreign = strings.Join(foreign, ", "); err != nil {
+		a.cfg.Log.Error("cannot find rules of others", "error", err)
+	}
 }
 
 // readReports extracts from the nodes' reports who may ask this gateway, and what the Peering's status depends on.

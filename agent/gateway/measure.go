@@ -7,6 +7,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -25,6 +26,25 @@ type measurements struct {
 	reportedMTU int
 	// usableAt is when the session last found no problem.
 	usableAt time.Time
+	// connectedSince is when the tunnel began to work, zero while it does not.
+	connectedSince time.Time
+	// foreign are chains and tables of others in this network namespace.
+	foreign string
+}
+
+// tcpSilence is how long nothing may arrive by TCP while probes by UDP are answered.
+const tcpSilence = 75 * time.Second
+
+// problems are what is wrong although probes through the tunnel are answered.
+func (m *measurements) problems(channel *exchange.Channel) (out []string) {
+	if m.foreign != "" {
+		out = append(out, "others have rules in this gateway's network namespace, which may redirect or drop packets of the peering: "+
+			m.foreign+"; if a service mesh or network plugin adds them, exclude the namespace "+v1alpha1.Namespace)
+	}
+	if channel != nil && !m.connectedSince.IsZero() && time.Since(m.connectedSince) > tcpSilence && channel.Silence() > tcpSilence {
+		out = append(out, "TCP does not pass between the gateways, although UDP does: is it redirected or dropped at either gateway?")
+	}
+	return out
 }
 
 // Measure measures the tunnel and repairs it. Its interval is shorter than that of probes through a tunnel that does
@@ -54,6 +74,11 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 		a.measurements.usableAt = time.Now()
 	}
 	down := v.sessionLost
+	if !v.connected {
+		a.measurements.connectedSince = time.Time{}
+	} else if a.measurements.connectedSince.IsZero() {
+		a.measurements.connectedSince = time.Now()
+	}
 	a.dialer.observe(down)
 	if down && received {
 		a.peer.prober.ExpectReply()

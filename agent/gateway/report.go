@@ -170,8 +170,13 @@ func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus
 	if other := a.callers.other(); other.IsValid() {
 		s.OtherCaller = other.String()
 	}
-	if !s.Connected && s.Message == "" {
-		s.Message = loop.Truncate(a.disconnectedReason(s, v))
+	switch {
+	case s.Message != "":
+	case s.Connected:
+		s.Message = loop.Truncate(strings.Join(a.measurements.problems(a.announcements.channel), "; "))
+	default:
+		why := append([]string{a.disconnectedReason(s, v)}, a.measurements.problems(nil)...)
+		s.Message = loop.Truncate(strings.Join(why, "; "))
 	}
 	return s
 }

@@ -11,6 +11,7 @@ package exchange
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -21,7 +22,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +30,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/wire"
@@ -60,16 +61,25 @@ type Channel struct {
 	// received is the peer's last announcement, nil if there is none.
 	received  atomic.Pointer[Announcement]
 	announced notify.Signal
+	// heard is when the last frame arrived, at first when the channel was created.
+	heard atomic.Pointer[time.Time]
+	// age is how long a connection is used. A new one shows whether TCP connections still pass: a proxy or a firewall may
+	// leave existing ones alone.
+	age time.Duration
 }
 
 // New returns a channel between this gateway's overlay address, local, and the address by which this cluster knows
 // the peer's gateway. If isInitiator is set, this side opens the connection, which exactly one side must do. The channel
 // signals news when the peer's announcement has changed.
 func New(local, remote netip.Addr, isInitiator bool, news notify.Signal) *Channel {
-	c := &Channel{local: local, remote: remote, isInitiator: isInitiator, changed: notify.NewSignal(), announced: news}
+	c := &Channel{local: local, remote: remote, isInitiator: isInitiator, changed: notify.NewSignal(), announced: news, age: announceInterval}
 	c.own.Store(&Announcement{})
+	c.heard.Store(new(time.Now()))
 	return c
 }
+
+// Silence returns for how long nothing has arrived by TCP, although the peer sends at least every announceInterval.
+func (c *Channel) Silence() time.Duration { return time.Since(*c.heard.Load()) }
 
 // Announce sends an announcement to the peer, now and later.
 func (c *Channel) Announce(a Announcement) {
@@ -89,15 +99,61 @@ func (c *Channel) Connect(ctx context.Context) error {
 	return c.serve(ctx)
 }
 
+// dial replaces the connection every c.age, as long as the next one can be opened. It returns when that fails,
+// or when a connection ends by itself.
 func (c *Channel) dial(ctx context.Context) error {
 	d := net.Dialer{
 		Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.local, 0)), KeepAliveConfig: keepAlive,
 	}
-	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(c.remote, Port).String())
-	if err != nil {
-		return err
+	ctx, end := context.WithCancelCause(ctx)
+	var last, before *connection
+	defer func() {
+		end(nil)
+		before.end()
+		last.end()
+	}()
+	for {
+		conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(c.remote, Port).String())
+		if err != nil {
+			return cmp.Or(context.Cause(ctx), err)
+		}
+		// The server ends the last one when it accepts this one. If this side did, the server could take it for a failure.
+		before.end()
+		before, last = last, use(ctx, end, func(ctx context.Context) error { return c.serveConn(ctx, conn, newBudgets()) })
+		if !failure.Pause(ctx, c.age) {
+			return context.Cause(ctx)
+		}
+		last.mayEnd.Store(true)
 	}
-	return c.serveConn(ctx, conn, newBudgets())
+}
+
+// connection is a connection in use.
+type connection struct {
+	stop  context.CancelFunc
+	ended chan struct{}
+	// mayEnd is set if it is no failure that the connection ends by itself.
+	mayEnd atomic.Bool
+}
+
+// use uses a connection until it ends. If it ends by itself, use calls failed.
+func use(ctx context.Context, failed context.CancelCauseFunc, serve func(context.Context) error) *connection {
+	c := &connection{ended: make(chan struct{})}
+	ctx, c.stop = context.WithCancel(ctx)
+	go func() {
+		defer close(c.ended)
+		if err := serve(ctx); ctx.Err() == nil && !c.mayEnd.Load() {
+			failed(err)
+		}
+	}()
+	return c
+}
+
+// end ends the connection, if there is one, and waits for that.
+func (c *connection) end() {
+	if c != nil {
+		c.stop()
+		<-c.ended
+	}
 }
 
 // topic is one kind of frames. A peer that sends more frames than its budget allows loses the connection. The budget is
@@ -129,28 +185,20 @@ func (c *Channel) serve(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	calls, frames := newLimit(), newBudgets() // each connection starts with a frame, so they share one budget
-	var last sync.WaitGroup
-	endLast := func() {}
+	var last *connection
 	for {
 		conn, err := l.Accept()
 		if err != nil {
 			end(err) // or keep the earlier reason
-			last.Wait()
+			last.end()
 			return context.Cause(ctx)
 		}
 		if from, ok := conn.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != c.remote || !calls.Allow() {
 			_ = conn.Close()
 			continue
 		}
-		endLast()
-		last.Wait()
-		talking, stop := context.WithCancel(ctx)
-		endLast = stop
-		last.Go(func() {
-			if err := c.serveConn(talking, conn, frames); talking.Err() == nil {
-				end(err)
-			}
-		})
+		last.end()
+		last = use(ctx, end, func(ctx context.Context) error { return c.serveConn(ctx, conn, frames) })
 	}
 }
 
@@ -191,6 +239,7 @@ func (c *Channel) read(conn net.Conn, frames budgets) error {
 		if err != nil {
 			return err
 		}
+		c.heard.Store(new(time.Now()))
 		if t != announcements {
 			continue
 		}

@@ -189,6 +189,54 @@ func TestLatestConnection(t *testing.T) {
 	}
 }
 
+// The connection is replaced again and again, and nothing notices that. Once no new one can be opened, both sides are
+// silent, although the last one was not cut.
+func TestConnectionsAreReplaced(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	server := New(addr("127.41.8.1"), addr("127.41.8.2"), false, notify.NewSignal())
+	client := New(addr("127.41.8.2"), addr("127.41.8.1"), true, notify.NewSignal())
+	client.age = 500 * time.Millisecond
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	served, called := make(chan error, 1), make(chan error, 1)
+	listening, stop := context.WithCancel(ctx)
+	all.Go(func() { served <- server.Connect(listening) })
+	kit.Eventually(t, 5*time.Second, "the server listens", func() error {
+		c, err := net.Dial("tcp", netip.AddrPortFrom(addr("127.41.8.1"), Port).String())
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	})
+	all.Go(func() { called <- client.Connect(ctx) })
+	for range 5 {
+		before, beforeServer := *client.heard.Load(), *server.heard.Load()
+		kit.Eventually(t, time.Minute, "a frame on another connection", func() error {
+			select {
+			case err := <-called:
+				t.Fatalf("the client has ended: %v", err)
+			case err := <-served:
+				t.Fatalf("the server has ended: %v", err)
+			default:
+			}
+			if client.heard.Load().Equal(before) || server.heard.Load().Equal(beforeServer) {
+				return errors.New("nothing was heard")
+			}
+			return nil
+		})
+	}
+	stop()
+	kit.ErrorIf(t, <-called == nil, "the client goes on")
+	before := client.Silence()
+	kit.Eventually(t, time.Minute, "both are silent", func() error {
+		if client.Silence() <= before || server.Silence() < 100*time.Millisecond {
+			return errors.New("something was heard")
+		}
+		return nil
+	})
+}
+
 // A hostile peer is disconnected soon, and has at most one connection at a time.
 func TestHostilePeer(t *testing.T) {
 	for name, send := range map[string]func(net.Conn){

@@ -502,24 +502,37 @@ func readLegacy() (info legacyInfo, entries []byte, err error) {
 		return info, nil, fmt.Errorf("open a socket: %w", err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(socket)) }()
-	get := func(option uintptr, value []byte) error {
-		copy(value, legacyTable)
-		size := uint32(len(value))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(socket), unix.IPPROTO_IP, option,
-			uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)
-		return lo.Ternary[error](errno != 0, errno, nil)
-	}
-	b := make([]byte, binary.Size(info))
-	if err := get(getInfo, b); err != nil {
-		return info, nil, err
-	}
-	if _, err := binary.Decode(b, binary.NativeEndian, &info); err != nil {
+	if info, err = legacyInfoOf(legacyTable); err != nil {
 		return info, nil, err
 	}
 	const header = nameLength + 8 // struct ipt_get_entries
-	b = make([]byte, header+int(info.Size))
+	b := make([]byte, header+int(info.Size))
 	binary.NativeEndian.PutUint32(b[nameLength:], info.Size)
-	return info, b[header:], get(getEntries, b)
+	return info, b[header:], legacyOption(socket, getEntries, legacyTable, b)
+}
+
+// legacyInfoOf reads the number of a table's entries, which does not need the entries.
+func legacyInfoOf(table string) (info legacyInfo, err error) {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return info, fmt.Errorf("open a socket: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Close(socket)) }()
+	b := make([]byte, binary.Size(info))
+	if err := legacyOption(socket, getInfo, table, b); err != nil {
+		return info, err
+	}
+	_, err = binary.Decode(b, binary.NativeEndian, &info)
+	return info, err
+}
+
+// legacyOption reads a socket option about a table into value, which begins with the table's name.
+func legacyOption(socket int, option uintptr, table string, value []byte) error {
+	copy(value, table)
+	size := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(socket), unix.IPPROTO_IP, option,
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&size)), 0)
+	return lo.Ternary[error](errno != 0, errno, nil)
 }
 
 // missingRules returns the rules that a chain lacks. A rule that names the overlay's interfaces or port, and accepts,
