@@ -201,6 +201,8 @@ const stuckAfter = 2 * time.Minute
 type Health struct {
 	// iterationStart is when the current turn of the loop began, nil while no loop runs.
 	iterationStart atomic.Pointer[time.Time]
+	// Details are what an agent adds to the answer, nil if nothing.
+	Details atomic.Pointer[[]byte]
 }
 
 // ServeHTTP fails if the loop is stuck.
@@ -209,7 +211,7 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "the agent's loop is stuck", http.StatusServiceUnavailable)
 		return
 	}
-	_, _ = w.Write([]byte("ok\n"))
+	_, _ = w.Write(ptr.Deref(h.Details.Load(), []byte("ok\n")))
 }
 
 // Serve serves HTTP at an address until ctx ends. It retries an address that cannot be used: another program of the

@@ -126,7 +126,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	defer kernel.Close()
 	a := &agent{
 		Config: cfg, kernel: kernel, manager: lease.Manager, view: &watch.View{Client: c}, objects: objects{own: own, node: node},
-		applied: applied{kept: own.Status.Gateways}, machine: machine{resolvers: readResolvers(resolvConf), paths: map[pathKey]pathInfo{}},
+		applied: applied{kept: own.Status.Gateways}, machine: machine{resolvers: readResolvers(resolvConf), paths: map[pathKey]pathInfo{}, recent: recent{health: health}},
 		local: local{clusterID: id, name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{},
 		wake: notify.NewSignal(), silence: heartbeat.Silence{Client: c, Log: cfg.Log},
 	}
@@ -152,7 +152,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	defer a.history.Start(ctx)()
 	go lease.DelayMonitor.Watch(ctx)
 	go a.silence.Run(ctx)
-	return a.loop(ctx, health, &lease, renewed)
+	return a.loop(ctx, &lease, renewed)
 }
 
 // startView starts to watch the objects on which the node's state depends.
@@ -166,14 +166,14 @@ func startView(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.C
 }
 
 // loop runs the agent's loop. renewed is when the Lease was created, zero if it already existed.
-func (a *agent) loop(ctx context.Context, health *loop.Health, lease *loop.Lease, renewed time.Time) error {
+func (a *agent) loop(ctx context.Context, lease *loop.Lease, renewed time.Time) error {
 	changes := notify.NewSignal()
 	err := a.kernel.Monitor(ctx, changes, a.machine.underlay)
 	if err := cmp.Or(err, nat.Monitor(ctx, changes), firewall.Monitor(ctx, changes)); err != nil {
 		return fmt.Errorf("watch the kernel: %w", err)
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
-		Agent: a, Log: a.Log, Objects: a.view.Changed, Kernel: changes, Measure: a.wake, Health: health, Reconciled: a.metrics.Reconciled,
+		Agent: a, Log: a.Log, Objects: a.view.Changed, Kernel: changes, Measure: a.wake, Health: a.machine.recent.health, Reconciled: a.metrics.Reconciled,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
 			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renewed: renewed,
 			Renew: func(ctx context.Context) error {
@@ -237,6 +237,8 @@ type machine struct {
 	// that address: then it is empty, and nothing is known about the link.
 	underlay    string
 	underlayMTU int
+	// recent is what others have recently done to the kernel.
+	recent recent
 	// paths caches the paths to gateways. It is cleared when the kernel has changed.
 	paths map[pathKey]pathInfo
 }
@@ -294,34 +296,40 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	}
 	a.history.RetainPeerings(lo.Map(peerings.Items, func(p v1alpha1.Peering, _ int) string { return p.Name }))
 	want, bad := desire(a.local, peerings.Items)
-	if compare || !reflect.DeepEqual(want, a.applied.want) {
+	isSame := reflect.DeepEqual(want, a.applied.want)
+	if compare || !isSame {
 		clear(a.machine.paths)
+		wasInSync := a.applied.inSync
 		a.applied.want = want
-		a.applied.inSync, a.applied.err = a.apply(ctx, want)
+		var changes []string
+		changes, a.applied.inSync, a.applied.err = a.apply(ctx, want)
+		if isSame && wasInSync {
+			a.machine.recent.addRepair(changes)
+		}
 	}
 	return a.applied.inSync, errors.Join(bad, a.applied.err)
 }
 
-// apply applies the desired state to the kernel.
-func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error) {
+// apply applies the desired state to the kernel. changes are those of links, routes and rules.
+func (a *agent) apply(ctx context.Context, want desired) (changes []string, inSync bool, err error) {
 	// Restrict traffic first, then allow it. When everything is removed, the order is reversed.
 	var ruleErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
-			return false, err
+			return nil, false, err
 		}
 		// A chain that belongs to others and cannot be changed must not prevent the rest.
 		_, ruleErr = firewall.EnsureAcceptRules(*want.nat)
 	}
-	changes, err := a.kernel.Apply(ctx, want.overlay)
+	changes, err = a.kernel.Apply(ctx, want.overlay)
 	loop.LogChanges(a.Log, changes)
 	var partial *overlay.PartialError
 	if err != nil && !errors.As(err, &partial) {
-		return false, errors.Join(ruleErr, err)
+		return changes, false, errors.Join(ruleErr, err)
 	}
 	if want.nat == nil && (partial == nil || !partial.RemovalFailed) {
 		if err := purge(a.Log.Info); err != nil {
-			return false, err
+			return changes, false, err
 		}
 	}
 	a.applied.gateways, a.applied.kept, a.applied.reconciled = want.gateways, nil, true
@@ -330,7 +338,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 	}
 	a.updateProbers(ctx, a.applied.gateways)
 	// Do not retry what only others can change: the kernel reports it when they do.
-	return err == nil && (ruleErr == nil || errors.As(ruleErr, new(*firewall.BlockedError))), errors.Join(ruleErr, err)
+	return changes, err == nil && (ruleErr == nil || errors.As(ruleErr, new(*firewall.BlockedError))), errors.Join(ruleErr, err)
 }
 
 // afterPartialApply returns which gateways have a link after an Apply that failed in part. The entries of the others

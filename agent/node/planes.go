@@ -263,6 +263,7 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 		next = min(next, p.stats.Pause*2/3)
 	}
 	a.recordReachability()
+	a.machine.recent.publish()
 	var peerings v1alpha1.PeeringList
 	if err := a.view.List(ctx, &peerings, watch.Shared); err == nil { // otherwise Reconcile reports the error
 		a.silence.Update(peerings.Items, a.reachable)

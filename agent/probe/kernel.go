@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -65,6 +66,7 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	var wg sync.WaitGroup
 	wg.Go(func() { r.watchRoutes(watching, k) })
 	wg.Go(func() { r.watchConnections(watching) })
+	wg.Go(func() { r.watchDrops(watching) })
 	wg.Go(func() { r.ping(ctx, k) })
 	wg.Go(func() { r.findDuplicates(ctx, lo.PickByKeys(links, uplinks)) })
 	wg.Go(func() { r.checkAgentHealth(ctx) })
@@ -72,6 +74,10 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	in, err := k.Inspect() // pings create neighbor entries
 	r.addFailure("interfaces, neighbors, routes and rules", err)
 	r.readLinks(in, uplinks)
+	r.out.Others.EarlierRules, err = k.EarlierRules(task.Remote)
+	r.addFailure("rules before ours", err)
+	r.out.Others.PartialDrops, err = firewall.PartialDrops(task.Remote, overlay.Port)
+	r.addFailure("rules of firewalls", err)
 	return r.out
 }
 
@@ -149,7 +155,7 @@ func socketsOnPort(port uint16) (out []string) {
 }
 
 func (r *kernelReader) watchRoutes(ctx context.Context, k *overlay.Kernel) {
-	changes, gone, err := k.CountRouteDeletions(ctx)
+	changes, gone, err := k.CountDeletions(ctx)
 	r.addFailure("changes of routes", err)
 	r.out.RouteChanges, r.out.Changed = changes, slices.Compact(slices.Sorted(slices.Values(gone)))
 }
@@ -159,6 +165,34 @@ func (r *kernelReader) watchConnections(ctx context.Context) {
 	before := refusedConnections()
 	<-ctx.Done()
 	r.out.Conntrack = probe.ConntrackTable{Count: readSysctl("count"), Max: readSysctl("max"), Refused: refusedConnections() - before}
+}
+
+// watchDrops counts packets that are dropped because they would have left unencrypted, and those that arrive with a
+// wrong checksum, until ctx ends.
+func (r *kernelReader) watchDrops(ctx context.Context) {
+	read := func() (unencrypted, wrong uint64) {
+		drops, err := nat.Drops()
+		r.addFailure("counters of drops", err)
+		for _, d := range drops {
+			unencrypted += lo.Ternary(d.Reason == nat.Unencrypted, d.Packets, 0)
+		}
+		return unencrypted, wrongChecksums()
+	}
+	dropped, wrong := read()
+	<-ctx.Done()
+	droppedNow, wrongNow := read()
+	r.out.Others.Unencrypted, r.out.Others.WrongChecksums = max(droppedNow, dropped)-dropped, wrongNow-wrong
+}
+
+// wrongChecksums returns how many packets to this network namespace had a wrong checksum.
+func wrongChecksums() uint64 {
+	self, err := proc.Self()
+	if err != nil {
+		return 0
+	}
+	snmp, _ := self.Snmp()
+	sum := lo.FromPtr(snmp.Tcp.InCsumErrors) + lo.FromPtr(snmp.Udp.InCsumErrors) + lo.FromPtr(snmp.Icmp.InCsumErrors)
+	return uint64(sum)
 }
 
 // readSysctl returns one of connection tracking's sysctls, 0 if it does not exist.
@@ -178,7 +212,8 @@ func (r *kernelReader) checkAgentHealth(ctx context.Context) {
 	if !r.task.Health.IsValid() {
 		return
 	}
-	_, err := get(ctx, answerTimeout, "http://"+r.task.Health.String()+"/healthz")
+	page, err := get(ctx, answerTimeout, "http://"+r.task.Health.String()+"/healthz")
+	_ = json.Unmarshal(page, &r.out.Recent) // an agent that has just started has nothing to report
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		r.out.Unhealthy = fmt.Sprintf("no answer within %s", answerTimeout)

@@ -166,7 +166,7 @@ func (x *clusterReader) read(ctx context.Context) error {
 	if err := x.readAll(ctx, readers{
 		doctor.CRDs: x.readCRDs, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
 		doctor.Accounts: func(ctx context.Context) error { return x.ListAll(ctx, &x.facts.Own.Accounts) },
-		doctor.Policies: func(ctx context.Context) error { return x.ListAll(ctx, &x.facts.Own.Policies) },
+		doctor.Policies: x.readPolicies,
 		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases, doctor.Locks: x.readLocks,
 		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
 	}); err != nil {
@@ -224,6 +224,20 @@ func (x *clusterReader) readSecrets(ctx context.Context) error {
 	err := x.List(ctx, list, client.InNamespace(v1alpha1.Namespace))
 	x.facts.Own.Secrets = lo.SliceToMap(list.Items, func(s metav1.PartialObjectMetadata) (string, bool) { return s.Name, true })
 	return err
+}
+
+// readPolicies reads NetworkPolicies, and the cluster-wide policies of those kinds that are served and may be read.
+func (x *clusterReader) readPolicies(ctx context.Context) error {
+	for _, kind := range doctor.ClusterPolicyKinds() {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+		err := x.Client.List(ctx, list)
+		if err != nil && !apierrors.IsForbidden(err) && kube.IgnoreAbsent(err) != nil {
+			return x.Wrap("list "+kind.Kind, err)
+		}
+		x.facts.Own.ClusterPolicies = append(x.facts.Own.ClusterPolicies, list.Items...)
+	}
+	return x.ListAll(ctx, &x.facts.Own.Policies)
 }
 
 func (x *clusterReader) readPeerings(ctx context.Context) (err error) {

@@ -52,6 +52,8 @@ func (x *clusterReader) readNodes(ctx context.Context) error {
 const (
 	// kernelWatchTime is how long a pod watches a kernel for changes.
 	kernelWatchTime = 3 * time.Second
+	// maxRanges limits the ranges of peers for which rules of others are examined.
+	maxRanges = 1000
 	// kernelTimeout limits the time for a pod to start and to read the kernel.
 	kernelTimeout = 25 * time.Second
 	// smallPing is a packet size in bytes that any path supports.
@@ -166,6 +168,11 @@ func (x *clusterReader) kernelTask(node string) *probe.KernelTask {
 		ping(n, smallPing)
 	}
 	for _, p := range kube.Pointers(x.facts.Peerings) {
+		for _, r := range p.RemoteRanges() {
+			if r.IsValid() && len(t.Remote) < maxRanges { // they are part of an argument
+				t.Remote = append(t.Remote, r)
+			}
+		}
 		for _, plane := range p.Spec.Planes {
 			s := p.PlaneStatus(plane.Index)
 			if s == nil || !plane.RemoteAddress.IsValid() || s.MTU == 0 {

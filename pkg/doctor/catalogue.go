@@ -22,7 +22,7 @@ const (
 	starts = machines + "definition-01 permission-02 secret-01 kernel-01 pod-01 "
 	// Causes that affect both agents and tunnels.
 	alike = servers + machines + "definition-01 permission-02 secret-01 pod-01 pod-02 pod-03 pod-04 starved-01 " +
-		"policy-01 firewall-01 conntrack-01 forward-01 agent-04 "
+		"policy-01 policy-02 firewall-01 conntrack-01 forward-01 agent-04 "
 	// Causes in the kernel of a node agent's node.
 	local  = "kernel-01 link-01 port-01 rule-01 route-01 arp-01 range-01 "
 	agents = alike + local + "token-01 agent-01 "
@@ -59,19 +59,25 @@ var Catalogue = slices.Concat(
 		entry("pod-04", "agents have enough memory", forPods(podMemory), Pods).dependsOn(starts),
 		entry("starved-01", "agents get enough CPU time", starved, Leases),
 		entry("policy-01", "no NetworkPolicy blocks packets of gateways", forPods(policies), Policies, Pods).withScope(check.InCluster),
+		entry("policy-02", "no cluster-wide policy blocks gateways", clusterPolicies, Policies, Peerings, Leases).withScope(check.InCluster),
 	),
 	category("Nodes and their kernels",
 		entry("node-01", "nodes are ready", forNodes(nodesReady), Nodes).dependsOn(machines),
 		entry("disk-01", "nodes have free disk space", forNodes(disks), Nodes, Pods).dependsOn("node-01").withScope(check.InCluster),
 		entry("kernel-01", "kernels have the required features", forKernels(kernels), Kernels),
 		entry("firewall-01", "no firewall drops packets despite our rules", forKernels(firewalls), Kernels),
+		entry("firewall-02", "no firewall drops some packets of peers", forKernels(partialDrops), Kernels),
 		entry("conntrack-01", "connection tracking tables have room", forKernels(connections), Kernels),
 		entry("link-01", "no foreign interface has one of our names", forKernels(foreignLinks), Kernels).dependsOn("definition-01"),
 		entry("forward-01", "nodes forward packets", forKernels(forwarding), Kernels),
 		entry("port-01", fmt.Sprintf("UDP port %d is not taken by others", wire.OverlayPort), forKernels(portTaken), Kernels).dependsOn("link-01"),
 		entry("rule-01", "no other program uses our table or priority", forKernels(foreignRules), Kernels).
 			dependsOn("definition-01 route-01"),
+		entry("rule-02", "no rule before ours takes packets to peers", forKernels(earlierRules), Kernels),
 		entry("route-01", "no other program deletes our routes", forKernels(routesFlap), Kernels),
+		entry("route-02", "all packets to peers leave by the overlay", forKernels(unencrypted), Kernels).
+			dependsOn("rule-01 rule-02 route-01"),
+		entry("checksum-01", "packets arrive with the right checksums", forKernels(checksums), Kernels),
 		entry("arp-01", "no node answers ARP for other addresses", forKernels(proxyARP), Kernels),
 		entry("duplicate-01", "addresses of nodes are unique", duplicates, Kernels).withScope(check.InCluster),
 		entry("mtu-01", "nodes in one subnet have the same MTU", uplinkMTU, Kernels),

@@ -21,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
@@ -337,6 +338,8 @@ type Objects struct {
 	// Secrets are the names of the Secrets.
 	Secrets  map[string]bool
 	Policies networkingv1.NetworkPolicyList
+	// ClusterPolicies are the cluster-wide network policies of plugins, of any namespace.
+	ClusterPolicies []unstructured.Unstructured
 	// Drift has our objects that differ from those that peer creates.
 	Drift []plan.ObjectPlan
 	// Leftovers are objects of ours that belong to no peering.

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -251,6 +252,30 @@ func faults() []fault {
 		{"rule", "liqonet-rule-01", "others use our routing table", func(f *Facts, a, b *Cluster) {
 			a.Machines.Kernels["alpha-2"].ForeignRules = []string{"rule"}
 			says(a.Reports["alpha-2"], "foreign rule")
+		}},
+		{"cluster-wide policy", "liqonet-policy-02", "cluster-wide policies may block packets of gateways: GlobalNetworkPolicy default-deny", func(f *Facts, a, b *Cluster) {
+			a.Peerings[0].Status.Planes[0].Connected = false
+			a.Own.ClusterPolicies = []unstructured.Unstructured{{Object: map[string]any{
+				"kind": "GlobalNetworkPolicy", "metadata": map[string]any{"name": "default-deny"}, "spec": map[string]any{"types": []any{"Ingress", "Egress"}},
+			}}}
+		}},
+		{"firewall that drops some packets", "liqonet-firewall-02", "rules on node alpha-2 drop some packets of peers or gateways: nftables chain ip filter FORWARD: to 10.9.0.0/16", func(f *Facts, a, b *Cluster) {
+			a.Machines.Kernels["alpha-2"].Others.PartialDrops = []string{"nftables chain ip filter FORWARD: to 10.9.0.0/16"}
+		}},
+		{"rule before ours", "liqonet-rule-02", "rules on node alpha-2 come before ours, and take packets to peers elsewhere: 10: from all iif eni1 lookup 101", func(f *Facts, a, b *Cluster) {
+			a.Machines.Kernels["alpha-2"].Others.EarlierRules = []string{"10: from all iif eni1 lookup 101"}
+		}},
+		{"repairs", "liqonet-route-01", "another program kept changing our links, rules or routes on node alpha-2", func(f *Facts, a, b *Cluster) {
+			a.Machines.Kernels["alpha-2"].Recent = probe.Recent{Repairs: 40, Repaired: "added rule 90: lookup 27761"}
+		}},
+		{"unencrypted", "liqonet-route-02", "node alpha-2 drops packets to peers, because they would leave it unencrypted", func(f *Facts, a, b *Cluster) {
+			a.Machines.Kernels["alpha-2"].Others.Unencrypted = 3
+		}},
+		{"unencrypted before", "liqonet-route-02", "node alpha-2 has dropped packets to peers", func(f *Facts, a, b *Cluster) {
+			a.Machines.Kernels["alpha-2"].Recent.Unencrypted = 3
+		}},
+		{"checksums", "liqonet-checksum-01", "packets arrive on node alpha-2 with wrong checksums", func(f *Facts, a, b *Cluster) {
+			a.Machines.Kernels["alpha-2"].Others.WrongChecksums = 30
 		}},
 		{"routes", "liqonet-route-01", "another program keeps deleting our routes", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].RouteChanges = 9 }},
 		{"proxy ARP", "liqonet-arp-01", "node alpha-2 answers ARP for other addresses", func(f *Facts, a, b *Cluster) { a.Machines.Kernels["alpha-2"].Links[0].ProxyARP = true }},

@@ -145,11 +145,55 @@ func foreignRules(x *examination, node string, k *probe.Kernel) {
 	}
 }
 
+// routesFlap finds a program that deletes our routes now, or has deleted our routes, rule or links recently.
 func routesFlap(x *examination, node string, k *probe.Kernel) {
-	const often = 3
-	if k.RouteChanges >= often {
+	const often, manyRepairs = 3, 10
+	what := "another program keeps deleting our routes on node " + node
+	hint := "find the program; on the node: ip monitor route rule (systemd-networkd needs ManageForeignRoutingPolicyRules=no and ManageForeignRoutes=no)"
+	repaired := fmt.Sprintf("the agent had to repair them %d times in the last hour, the last time: %s", k.Recent.Repairs, k.Recent.Repaired)
+	switch isFrequent := k.Recent.Repairs >= manyRepairs; {
+	case k.RouteChanges >= often || k.RouteChanges > 0 && isFrequent:
 		evidence := fmt.Sprintf("%d changes during the check: %s", k.RouteChanges, joinFirst(k.Changed))
-		x.fail(node, "another program keeps deleting our routes on node "+node, evidence, "find the program; on the node: ip monitor route")
+		x.fail(node, what, lo.Ternary(isFrequent, evidence+"; "+repaired, evidence), hint)
+	case isFrequent:
+		x.warn(node, "another program kept changing our links, rules or routes on node "+node, repaired, hint)
+	}
+}
+
+func earlierRules(x *examination, node string, k *probe.Kernel) {
+	if len(k.Others.EarlierRules) > 0 {
+		x.warn(node, "rules on node "+node+" come before ours, and take packets to peers elsewhere: "+joinFirst(k.Others.EarlierRules),
+			"packets to which they apply are dropped, as they would leave unencrypted; EKS has such rules for pods with their own security group",
+			"exempt the peers' ranges from them; on the node: ip rule")
+	}
+}
+
+// unencrypted finds drops of encrypted-only. If there was one earlier only, its cause may be gone.
+func unencrypted(x *examination, node string, k *probe.Kernel) {
+	const hint = "find the route that they take; on the node: ip rule; nft list chain ip liqonet encrypted-only"
+	if k.Others.Unencrypted > 0 {
+		x.failNode(node, fmt.Sprintf("node %s drops packets to peers, because they would leave it unencrypted", node),
+			fmt.Sprintf("counter postrouting/unencrypted: %d during the check, %d in the last hour", k.Others.Unencrypted, k.Recent.Unencrypted), hint)
+	} else if k.Recent.Unencrypted > 0 {
+		x.warn(node, fmt.Sprintf("node %s has dropped packets to peers, because they would have left it unencrypted", node),
+			fmt.Sprintf("counter postrouting/unencrypted: %d in the last hour", k.Recent.Unencrypted), hint)
+	}
+}
+
+func partialDrops(x *examination, node string, k *probe.Kernel) {
+	if len(k.Others.PartialDrops) > 0 {
+		x.warn(node, fmt.Sprintf("rules on node %s drop some packets of peers or gateways: %s", node, joinFirst(k.Others.PartialDrops)),
+			"they are not ours, and our accept rules do not override them", "remove them, unless they are meant; on the node: nft list ruleset")
+	}
+}
+
+// checksums finds wrong checksums. A few are damaged on the wire; a network card that computes them wrongly makes many.
+func checksums(x *examination, node string, k *probe.Kernel) {
+	const many = 3
+	if k.Others.WrongChecksums >= many {
+		x.failNode(node, fmt.Sprintf("packets arrive on node %s with wrong checksums", node),
+			fmt.Sprintf("InCsumErrors in /proc/net/snmp grew by %d during the check", k.Others.WrongChecksums),
+			"a network card or its driver may compute them wrongly, of encapsulated packets above all; on the sending nodes: ethtool -K INTERFACE tx off")
 	}
 }
 

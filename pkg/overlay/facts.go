@@ -118,6 +118,56 @@ func isGlobal(a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }
 
+// EarlierRules describes the rules that come before ours and send packets to any of the ranges elsewhere. It leaves out
+// rules for marked packets and for sockets that are bound to an interface, which are not for pods.
+func (k *Kernel) EarlierRules(ranges []netip.Prefix) (out []string, err error) {
+	rules, err := link.Dump(func() ([]netlink.Rule, error) { return k.conn.Handle.RuleList(netlink.FAMILY_V4) })
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	for _, r := range rules {
+		concerned := ranges
+		if r.Dst != nil && !r.Invert {
+			to, _ := netipx.FromStdIPNet(r.Dst) // from the kernel
+			concerned = lo.Filter(ranges, func(p netip.Prefix, _ int) bool { return to.Overlaps(p) })
+		}
+		isMarked := (r.Mark != 0 || r.Mask != nil) && !r.Invert
+		if r.Priority >= RulePriority || r.Protocol == Protocol || len(concerned) == 0 || isMarked || r.OifName != "" {
+			continue
+		}
+		takes := r.Goto > RulePriority
+		if r.Table != 0 && r.Table != unix.RT_TABLE_LOCAL && !isOurTable(r.Table) {
+			taken, err := listRoutes(k, netlink.Route{Table: r.Table}, netlink.RT_FILTER_TABLE, func(route netlink.Route) (p netip.Prefix, ok bool) {
+				p, ok = netipx.FromStdIPNet(route.Dst)
+				return p, ok && route.Type != unix.RTN_THROW && p.Bits() > r.SuppressPrefixlen && slices.ContainsFunc(concerned, p.Overlaps)
+			})
+			if err != nil {
+				return nil, err
+			}
+			takes = len(taken) > 0
+		}
+		if takes {
+			out = append(out, describeForeign(r))
+		}
+	}
+	return out, nil
+}
+
+// describeForeign returns a text similar to the output of ip(8).
+func describeForeign(r netlink.Rule) string {
+	text := fmt.Sprintf("%d:%s from %s", r.Priority, lo.Ternary(r.Invert, " not", ""), lo.Ternary(r.Src == nil, "all", r.Src.String()))
+	if r.Dst != nil {
+		text += " to " + r.Dst.String()
+	}
+	if r.IifName != "" {
+		text += " iif " + r.IifName
+	}
+	if r.Goto >= 0 {
+		return fmt.Sprintf("%s goto %d", text, r.Goto)
+	}
+	return fmt.Sprintf("%s lookup %d", text, r.Table)
+}
+
 // Inspection is what is ours in a node's kernel, and what conflicts with it.
 type Inspection struct {
 	// Links are all interfaces, Foreign those that have a name of ours but are not ours.

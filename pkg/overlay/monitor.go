@@ -186,18 +186,24 @@ func attribute(data []byte, header int, typ uint16) []byte {
 	return link.Attributes(data[header:])[typ]
 }
 
-// CountRouteDeletions counts the deletions of routes in our table until ctx ends: an agent restores routes that others
-// delete. It also returns the deleted prefixes.
-func (k *Kernel) CountRouteDeletions(ctx context.Context) (changes int, gone []string, err error) {
-	s, err := notify.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE)
+// CountDeletions counts the deletions of routes in our table, and of rules for it, until ctx ends: an agent restores
+// those that others delete. It also returns the deleted prefixes, or "rule".
+func (k *Kernel) CountDeletions(ctx context.Context) (changes int, gone []string, err error) {
+	s, err := notify.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE)
 	if err != nil {
 		return 0, nil, err
 	}
 	s.Run(ctx, func(msg netlink.Message) {
-		if msg.Header.Type != unix.RTM_DELROUTE || attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE) != Table {
+		// Both messages have headers of the same length, and the same number for the table.
+		isRule := msg.Header.Type == unix.RTM_DELRULE
+		if msg.Header.Type != unix.RTM_DELROUTE && !isRule || attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE) != Table {
 			return
 		}
 		changes++
+		if isRule {
+			gone = append(gone, "rule")
+			return
+		}
 		if dst, ok := netip.AddrFromSlice(attribute(msg.Data, unix.SizeofRtMsg, unix.RTA_DST)); ok {
 			gone = append(gone, fmt.Sprintf("%s/%d", dst, msg.Data[1]))
 		}

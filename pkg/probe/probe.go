@@ -190,6 +190,8 @@ type KernelTask struct {
 	// Ping are addresses to ping with packets of each size, which no router may fragment. Sizes are those of IP packets,
 	// in bytes.
 	Ping []Ping `json:"ping,omitempty"`
+	// Remote are the peers' ranges.
+	Remote []netip.Prefix `json:"remote,omitempty"`
 	// Health is where this node's agent answers the kubelet.
 	Health netip.AddrPort `json:"health,omitzero"`
 }
@@ -234,10 +236,34 @@ type Kernel struct {
 	PortTaken string `json:"portTaken,omitempty"`
 
 	Pings []Ping `json:"pings,omitempty"`
-	// Unhealthy is why the agent's health check failed, empty if it succeeded.
+	// Unhealthy is why the agent's health check failed, empty if it succeeded. Recent is what it reported.
 	Unhealthy string `json:"unhealthy,omitempty"`
+	Recent    Recent `json:"recent,omitzero"`
+	// Others is what others do to packets of peers.
+	Others Interference `json:"others,omitzero"`
 	// Errors lists parts that could not be read, with the reasons.
 	Errors []string `json:"failed,omitempty"`
+}
+
+// Interference is what others do to packets of peers.
+type Interference struct {
+	// Unencrypted is how many packets to peers were dropped during the probe, because they would have left unencrypted.
+	Unencrypted uint64 `json:"unencrypted,omitempty"`
+	// EarlierRules are rules of others that come before ours, and send packets to peers elsewhere.
+	EarlierRules []string `json:"earlierRules,omitempty"`
+	// PartialDrops are rules of others that drop some of the packets of gateways or peers.
+	PartialDrops []string `json:"partialDrops,omitempty"`
+	// WrongChecksums is how many packets arrived with a wrong checksum during the probe.
+	WrongChecksums uint64 `json:"wrongChecksums,omitempty"`
+}
+
+// Recent is what a node's agent has noticed in the last hour.
+type Recent struct {
+	// Repairs is how often others had changed our links, routes or rules, and Repaired is the last repair.
+	Repairs  uint64 `json:"repairs,omitempty"`
+	Repaired string `json:"repaired,omitempty"`
+	// Unencrypted is how many packets to peers were dropped because they would have left unencrypted.
+	Unencrypted uint64 `json:"unencrypted,omitempty"`
 }
 
 // Link is an interface.

@@ -110,14 +110,17 @@ func ARP(operation uint16, source overlay.MAC, sourceIP netip.Addr, target overl
 
 // SendRaw sends an IP packet without changes.
 func SendRaw(ns *netns.NS, packet []byte) error {
-	return ns.Run(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		if err != nil {
-			return err
-		}
-		err = unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte(packet[16:20])})
-		return errors.Join(err, unix.Close(fd))
-	})
+	return ns.Run(func() error { return SendPacket(packet) })
+}
+
+// SendPacket is SendRaw in the calling thread's network namespace.
+func SendPacket(packet []byte) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return err
+	}
+	err = unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte(packet[16:20])})
+	return errors.Join(err, unix.Close(fd))
 }
 
 // Receives reports whether a UDP packet from source arrives at a port after a few calls of send. If source is invalid,

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/liqonet/liqonet/test/dataplane"
 )
 
 // namedTimeout is how long a fault may last until it is named: Kubernetes takes most of a minute to give a node up, and an agent
@@ -177,6 +179,26 @@ func maladies() []malady {
 		{
 			name: "table used by others", cheap: true, check: "liqonet-rule-01", says: `others use our routing table or rule priority`,
 			begin: route("blackhole 198.51.100.0/24 table 27761"),
+		},
+		{
+			// No packet takes it: the interface does not exist.
+			name: "rule before ours", cheap: true, check: "liqonet-rule-02", says: `rules on node \S+ come before ours`,
+			begin: during("ip rule add pref 10 iif e2e-eni lookup 101; ip route add blackhole default table 101",
+				"ip rule del pref 10; ip route flush table 101"),
+		},
+		{
+			name: "packets that a mark leads elsewhere", check: "liqonet-route-02",
+			says: `node \S+ drops packets to peers, because they would leave it unencrypted`, begin: leadsElsewhere,
+		},
+		{
+			name: "drop of some packets", cheap: true, check: "liqonet-firewall-02", says: `rules on node \S+ drop some packets of peers`,
+			begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+				return during("nft add table ip e2e; nft 'add chain ip e2e f { type filter hook forward priority 0; }'; nft add rule ip e2e f ip daddr "+x.unused(t, ctx).String()+" drop",
+					"nft delete table ip e2e")(t, ctx, x)
+			},
+		},
+		{
+			name: "wrong checksums", check: "liqonet-checksum-01", says: `packets arrive on node \S+ with wrong checksums`, begin: breaksChecksums,
 		},
 		{name: "object deleted", check: "liqonet-drift-01", says: `DaemonSet liqonet-node was changed`, begin: broken(fix, strategy)},
 		{
@@ -490,6 +512,41 @@ func ownedTable(t *testing.T, _ context.Context, x *patients) func() {
 	return func() {
 		_ = in.Close()
 		_ = cmd.Wait()
+	}
+}
+
+// unused returns a part of the range by which a knows b's pods, in which there are none.
+func (x *patients) unused(t *testing.T, ctx context.Context) netip.Prefix {
+	v := viewOf(t, anyStatus(t, ctx, x.a, x.b), x.b, x.a)
+	return netip.PrefixFrom(v.LocalPods[0].Mapped.Addr(), 28)
+}
+
+// leadsElsewhere marks packets of a node to the peer, and has a rule send marked packets by the default route.
+func leadsElsewhere(t *testing.T, ctx context.Context, x *patients) func() {
+	to := x.unused(t, ctx)
+	end := during("nft add table ip e2e; nft 'add chain ip e2e o { type route hook output priority -150; }'; nft add rule ip e2e o ip daddr "+to.String()+" meta mark set 0x77; ip rule add pref 10 fwmark 0x77 lookup main",
+		"ip rule del pref 10; nft delete table ip e2e")(t, ctx, x)
+	stop := background(t, x.bystander.Node, "bash", "-c", "while :; do echo > /dev/udp/"+to.Addr().Next().String()+"/9 2>/dev/null; sleep 0.1; done")
+	return func() {
+		stop()
+		end()
+	}
+}
+
+// breaksChecksums sends a node UDP with a wrong checksum, from another node.
+func breaksChecksums(t *testing.T, ctx context.Context, x *patients) func() {
+	packet := dataplane.Packet(netip.AddrPortFrom(x.carrier.Address, 9), netip.AddrPortFrom(x.bystander.Address, 9), []byte("damaged"))
+	packet[27] ^= 0xff // the last byte of the checksum
+	ctx, stop := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	all.Go(func() {
+		for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+			report(t, x.carrier.do(func() error { return dataplane.SendPacket(packet) }))
+		}
+	})
+	return func() {
+		stop()
+		all.Wait()
 	}
 }
 
