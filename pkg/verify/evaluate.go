@@ -21,8 +21,8 @@ const control = "control"
 // Hints of checks. {kubectl} is kubectl for the sending cluster, and {there} for the other one. Their names are {from} and {to}. {peering} is
 // the name of the sending cluster's Peering.
 const (
-	seeStatus   = "kubectl liqonet status {from} {to}"
-	seeWide     = seeStatus + " -o wide"
+	seeDoctor   = "kubectl liqonet doctor {from} {to}" // status measures with UDP, and may say that all is well
+	seeWide     = "kubectl liqonet status {from} {to} -o wide"
 	seePolicies = "{there} get networkpolicies -A"
 	seeAgents   = "{kubectl} -n liqonet-system get pods -o wide"
 	seePeer     = "{there} -n liqonet-system get pods -o wide"
@@ -31,8 +31,8 @@ const (
 
 // The checks, in the order in which they are shown.
 var (
-	PodsTCP            = add("pods-tcp", "pod to pod, TCP", seeStatus)
-	PodsUDP            = add("pods-udp", "pod to pod, UDP", seeStatus)
+	PodsTCP            = add("pods-tcp", "pod to pod, TCP", seeDoctor)
+	PodsUDP            = add("pods-udp", "pod to pod, UDP", seeDoctor)
 	PodsICMP           = add("pods-icmp", "pod to pod, pings", seePolicies)
 	PodsMTU            = add("pods-mtu", "full packets in one piece", seeWide)
 	PodsTooLarge       = add("pods-too-large", "one byte more: ICMP error", seeWide)

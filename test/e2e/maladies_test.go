@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -199,6 +200,10 @@ func maladies() []malady {
 		},
 		{
 			name: "wrong checksums", check: "liqonet-checksum-01", says: `packets arrive on node \S+ with wrong checksums`, begin: breaksChecksums,
+		},
+		{
+			name: "redirect in a gateway, as of a mesh", cheap: true, check: "liqonet-agent-05",
+			says: `the gateway to \S+ reports a problem: others have rules in this gateway's network namespace`, begin: redirects,
 		},
 		{name: "object deleted", check: "liqonet-drift-01", says: `DaemonSet liqonet-node was changed`, begin: broken(fix, strategy)},
 		{
@@ -530,6 +535,24 @@ func leadsElsewhere(t *testing.T, ctx context.Context, x *patients) func() {
 	return func() {
 		stop()
 		end()
+	}
+}
+
+// redirects redirects TCP in the gateways of a, as a service mesh does.
+func redirects(t *testing.T, ctx context.Context, x *patients) func() {
+	var all []func()
+	for _, p := range x.a.agents(t, "gateway") {
+		inside := func(command string) {
+			out, err := exec.CommandContext(context.WithoutCancel(ctx), "nsenter", "-t", fmt.Sprint(p.pid), "-n", "sh", "-c", command).CombinedOutput()
+			expect(t, err == nil, "%s: %v: %s", command, err, out)
+		}
+		inside("iptables -w -t nat -A PREROUTING -p tcp -j REDIRECT --to-ports 15006")
+		all = append(all, func() { inside("iptables -w -t nat -F PREROUTING") })
+	}
+	return func() {
+		for _, end := range all {
+			end()
+		}
 	}
 }
 
