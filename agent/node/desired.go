@@ -45,6 +45,8 @@ type local struct {
 	nodeIPs []netip.Addr
 	// planesInUse are the planes in use, by the name of the peering.
 	planesInUse map[string]planesInUse
+	// lost are the planes whose gateway nobody hears.
+	lost map[planeKey]bool
 }
 
 // planesInUse are all planes through which packets to a peer are sent, sorted, and primary is the one for packets that
@@ -411,14 +413,17 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			Table: overlay.Table, Dst: netip.PrefixFrom(gatewayAddr, gatewayAddr.BitLen()), Dev: g.link, Src: l.address,
 		})
 		by := overlay.Route{Table: overlay.Table, Via: gatewayAddr, Dev: g.link, Src: l.address, MTU: g.mtu, Metric: routeMetric}
-		for _, r := range ranges {
+		isLost := l.lost[g.key()]
+		for _, r := range lo.Ternary(isLost, nil, ranges) {
 			by.Dst = r
 			d.planeRoutes[g.key()] = append(d.planeRoutes[g.key()], by)
 		}
-		if !g.isOnlyPlane {
+		if !g.isOnlyPlane || isLost {
 			// Probes of a plane use that plane, whether it is in use or not.
 			by.Dst, by.Metric = netip.PrefixFrom(g.remote, g.remote.BitLen()), 0
 			d.overlay.Routes = append(d.overlay.Routes, by)
+		}
+		if !g.isOnlyPlane {
 			// The plane on this node saves a hop. The other nodes are spread over the planes.
 			place := slices.IndexFunc(p.Spec.Planes, func(s v1alpha1.Plane) bool { return s.Index == plane.Index })
 			g.rank = lo.Ternary(status.NodeName == l.name, -1, (place+node)%len(p.Spec.Planes))

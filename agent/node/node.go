@@ -126,10 +126,11 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	defer kernel.Close()
 	a := &agent{
 		Config: cfg, kernel: kernel, manager: lease.Manager, view: &watch.View{Client: c}, objects: objects{own: own, node: node},
-		applied: applied{kept: own.Status.Gateways}, machine: machine{resolvers: readResolvers(resolvConf), paths: map[pathKey]pathInfo{}, recent: recent{health: health}},
+		applied: applied{kept: own.Status.Gateways}, machine: machine{resolvers: readResolvers(resolvConf), paths: map[pathKey]pathInfo{}, recent: recent{health: health}, lost: lostGateways{client: c, log: cfg.Log}},
 		local: local{clusterID: id, name: cfg.NodeName, address: address, keys: keys}, probers: map[planeKey]*prober{},
 		wake: notify.NewSignal(), silence: heartbeat.Silence{Client: c, Log: cfg.Log},
 	}
+	a.machine.lost.changed = a.wake
 	a.local.restorePlanes(own.Status.Gateways)
 	cfg.metrics.SetSource(a.readMetrics)
 	defer cfg.metrics.SetSource(nil)
@@ -152,6 +153,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	defer a.history.Start(ctx)()
 	go lease.DelayMonitor.Watch(ctx)
 	go a.silence.Run(ctx)
+	go a.machine.lost.run(ctx)
 	return a.loop(ctx, &lease, renewed)
 }
 
@@ -239,6 +241,8 @@ type machine struct {
 	underlayMTU int
 	// recent is what others have recently done to the kernel.
 	recent recent
+	// lost finds gateways that nobody hears.
+	lost lostGateways
 	// paths caches the paths to gateways. It is cleared when the kernel has changed.
 	paths map[pathKey]pathInfo
 }

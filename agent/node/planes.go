@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -228,6 +229,11 @@ type prober struct {
 	cancel  context.CancelFunc
 	// gateway is the last known state: when it changes, an answer is likely.
 	gateway gateway
+	// heardAt is when something was last heard of the cluster's own gateway, and received the number of packets from it at
+	// the last look by receivedPackets.
+	heardAt         time.Time
+	received        uint64
+	receivedPackets func() (uint64, error)
 	// stats and ready are from the last look. usableAt is when the session last found that packets of all sizes pass and
 	// the plane is not about to end.
 	stats    liveness.ProbeStats
@@ -264,6 +270,7 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 	}
 	a.recordReachability()
 	a.machine.recent.publish()
+	isLost := a.updateLost()
 	var peerings v1alpha1.PeeringList
 	if err := a.view.List(ctx, &peerings, watch.Shared); err == nil { // otherwise Reconcile reports the error
 		a.silence.Update(peerings.Items, a.reachable)
@@ -272,7 +279,32 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 	if down {
 		next = min(next, downInterval)
 	}
-	return changed, next
+	return changed || isLost, next
+}
+
+// updateLost finds out which gateways are lost, and reports whether that has changed.
+func (a *agent) updateLost() (changed bool) {
+	var unheard []planeKey
+	for key, p := range a.probers {
+		if p.ready || p.state().Up {
+			p.heardAt = time.Now()
+		}
+		if p.receivedPackets == nil || time.Since(p.heardAt) <= unheardTimeout {
+			continue
+		}
+		// Others may still be answered.
+		if received, err := p.receivedPackets(); err == nil && received != p.received {
+			p.received, p.heardAt = received, time.Now()
+			continue
+		}
+		unheard = append(unheard, key)
+	}
+	lost := a.machine.lost.update(unheard)
+	if maps.Equal(lost, a.local.lost) {
+		return false
+	}
+	a.local.lost = lost
+	return true
 }
 
 // updateProbers starts one prober for each gateway that has a link, and stops the others.
@@ -292,7 +324,8 @@ func (a *agent) updateProbers(ctx context.Context, gateways []gateway) {
 	for key, g := range wanted {
 		p := a.probers[key]
 		if p == nil {
-			p = &prober{activated: notify.NewSignal(), started: time.Now(), usableAt: time.Now()}
+			p = &prober{activated: notify.NewSignal(), started: time.Now(), usableAt: time.Now(), heardAt: time.Now()}
+			p.receivedPackets = func() (uint64, error) { return a.kernel.Received(g.link) }
 			p.probes = liveness.NewProber(a.local.address, netip.AddrPortFrom(g.remote, liveness.Port), probeInterval)
 			p.probing, p.cancel = context.WithCancel(ctx)
 			a.probers[key] = p
@@ -308,6 +341,9 @@ func (a *agent) updateProbers(ctx context.Context, gateways []gateway) {
 		}
 		p.mtu.Store(int64(g.mtu))
 		if p.gateway != g {
+			if p.gateway.pod != g.pod {
+				p.heardAt = time.Now() // another pod
+			}
 			p.gateway = g
 			p.probes.ExpectReply()
 		}
