@@ -278,7 +278,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err != nil {
 		return false, err
 	}
-	a.findForeign(compare)
+	a.measurements.findForeign(a.cfg.Log, compare)
 	if compare || !reflect.DeepEqual(want, a.applied.want) {
 		a.measurements.pathRead = time.Time{}
 		a.applied.want = want
@@ -320,17 +320,6 @@ func (a *agent) desire(ctx context.Context, p *v1alpha1.Peering, nodes []v1alpha
 	}
 	a.measurements.reportedMTU, want.nodesMTU = want.nodesMTU, 0 // it counts only after damping
 	return want, err
-}
-
-// findForeign finds rules of others in this network namespace if compare is set.
-func (a *agent) findForeign(compare bool) {
-	if !compare {
-		return
-	}
-	foreign, err := firewall.Foreign()
-	if a.measurements.foreign = strings.Join(foreign, ", "); err != nil {
-		a.cfg.Log.Error("cannot find rules of others", "error", err)
-	}
 }
 
 // readReports extracts from the nodes' reports who may ask this gateway, and what the Peering's status depends on.

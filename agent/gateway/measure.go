@@ -3,11 +3,13 @@ package gateway
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
+	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -45,6 +47,17 @@ func (m *measurements) problems(channel *exchange.Channel) (out []string) {
 		out = append(out, "TCP does not pass between the gateways, although UDP does: is it redirected or dropped at either gateway?")
 	}
 	return out
+}
+
+// findForeign finds rules of others in this network namespace if compare is set.
+func (m *measurements) findForeign(log *slog.Logger, compare bool) {
+	if !compare {
+		return
+	}
+	foreign, err := firewall.Foreign()
+	if m.foreign = strings.Join(foreign, ", "); err != nil {
+		log.Error("cannot find rules of others", "error", err)
+	}
 }
 
 // Measure measures the tunnel and repairs it. Its interval is shorter than that of probes through a tunnel that does

@@ -213,7 +213,7 @@ func (r *kernelReader) checkAgentHealth(ctx context.Context) {
 		return
 	}
 	page, err := get(ctx, answerTimeout, "http://"+r.task.Health.String()+"/healthz")
-	_ = json.Unmarshal(page, &r.out.Recent) // an agent that has just started has nothing to report
+	_ = json.Unmarshal(page, &r.out.Others.Recent) // an agent that has just started has nothing to report
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		r.out.Unhealthy = fmt.Sprintf("no answer within %s", answerTimeout)

@@ -266,13 +266,13 @@ func faults() []fault {
 			a.Machines.Kernels["alpha-2"].Others.EarlierRules = []string{"10: from all iif eni1 lookup 101"}
 		}},
 		{"repairs", "liqonet-route-01", "another program kept changing our links, rules or routes on node alpha-2", func(f *Facts, a, b *Cluster) {
-			a.Machines.Kernels["alpha-2"].Recent = probe.Recent{Repairs: 40, Repaired: "added rule 90: lookup 27761"}
+			a.Machines.Kernels["alpha-2"].Others.Recent = probe.Recent{Repairs: 40, Repaired: "added rule 90: lookup 27761"}
 		}},
 		{"unencrypted", "liqonet-route-02", "node alpha-2 drops packets to peers, because they would leave it unencrypted", func(f *Facts, a, b *Cluster) {
 			a.Machines.Kernels["alpha-2"].Others.Unencrypted = 3
 		}},
 		{"unencrypted before", "liqonet-route-02", "node alpha-2 has dropped packets to peers", func(f *Facts, a, b *Cluster) {
-			a.Machines.Kernels["alpha-2"].Recent.Unencrypted = 3
+			a.Machines.Kernels["alpha-2"].Others.Recent.Unencrypted = 3
 		}},
 		{"checksums", "liqonet-checksum-01", "packets arrive on node alpha-2 with wrong checksums", func(f *Facts, a, b *Cluster) {
 			a.Machines.Kernels["alpha-2"].Others.WrongChecksums = 30

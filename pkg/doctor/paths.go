@@ -150,8 +150,8 @@ func routesFlap(x *examination, node string, k *probe.Kernel) {
 	const often, manyRepairs = 3, 10
 	what := "another program keeps deleting our routes on node " + node
 	hint := "find the program; on the node: ip monitor route rule (systemd-networkd needs ManageForeignRoutingPolicyRules=no and ManageForeignRoutes=no)"
-	repaired := fmt.Sprintf("the agent had to repair them %d times in the last hour, the last time: %s", k.Recent.Repairs, k.Recent.Repaired)
-	switch isFrequent := k.Recent.Repairs >= manyRepairs; {
+	repaired := fmt.Sprintf("the agent had to repair them %d times in the last hour, the last time: %s", k.Others.Recent.Repairs, k.Others.Recent.Repaired)
+	switch isFrequent := k.Others.Recent.Repairs >= manyRepairs; {
 	case k.RouteChanges >= often || k.RouteChanges > 0 && isFrequent:
 		evidence := fmt.Sprintf("%d changes during the check: %s", k.RouteChanges, joinFirst(k.Changed))
 		x.fail(node, what, lo.Ternary(isFrequent, evidence+"; "+repaired, evidence), hint)
@@ -173,10 +173,10 @@ func unencrypted(x *examination, node string, k *probe.Kernel) {
 	const hint = "find the route that they take; on the node: ip rule; nft list chain ip liqonet encrypted-only"
 	if k.Others.Unencrypted > 0 {
 		x.failNode(node, fmt.Sprintf("node %s drops packets to peers, because they would leave it unencrypted", node),
-			fmt.Sprintf("counter postrouting/unencrypted: %d during the check, %d in the last hour", k.Others.Unencrypted, k.Recent.Unencrypted), hint)
-	} else if k.Recent.Unencrypted > 0 {
+			fmt.Sprintf("counter postrouting/unencrypted: %d during the check, %d in the last hour", k.Others.Unencrypted, k.Others.Recent.Unencrypted), hint)
+	} else if k.Others.Recent.Unencrypted > 0 {
 		x.warn(node, fmt.Sprintf("node %s has dropped packets to peers, because they would have left it unencrypted", node),
-			fmt.Sprintf("counter postrouting/unencrypted: %d in the last hour", k.Recent.Unencrypted), hint)
+			fmt.Sprintf("counter postrouting/unencrypted: %d in the last hour", k.Others.Recent.Unencrypted), hint)
 	}
 }
 

@@ -236,9 +236,8 @@ type Kernel struct {
 	PortTaken string `json:"portTaken,omitempty"`
 
 	Pings []Ping `json:"pings,omitempty"`
-	// Unhealthy is why the agent's health check failed, empty if it succeeded. Recent is what it reported.
+	// Unhealthy is why the agent's health check failed, empty if it succeeded.
 	Unhealthy string `json:"unhealthy,omitempty"`
-	Recent    Recent `json:"recent,omitzero"`
 	// Others is what others do to packets of peers.
 	Others Interference `json:"others,omitzero"`
 	// Errors lists parts that could not be read, with the reasons.
@@ -247,6 +246,8 @@ type Kernel struct {
 
 // Interference is what others do to packets of peers.
 type Interference struct {
+	// Recent is what the agent reports with its health check.
+	Recent Recent `json:"recent,omitzero"`
 	// Unencrypted is how many packets to peers were dropped during the probe, because they would have left unencrypted.
 	Unencrypted uint64 `json:"unencrypted,omitempty"`
 	// EarlierRules are rules of others that come before ours, and send packets to peers elsewhere.
