@@ -400,7 +400,6 @@ func (c *cluster) attacks() []attack {
 		})},
 		{nodeAgent, "renews its Lease in a year that Go cannot read", policy, patches(c.node, held, `{"spec":{"renewTime":"9999-12-31T23:59:59.000000-23:00"}}`)},
 		{nodeAgent, "forges who has written its Lease", policy, patches(c.node, held, owners("liqonet", "coordination.k8s.io/v1", `{"f:spec":{}}`))},
-		{nodeAgent, "forges the version in which its Lease was written", policy, patches(c.node, held, owners("liqonet-node-1", "x.example/v9", `{"f:spec":{}}`))},
 		{nodeAgent, "rewrites a peering by applying the same as another field manager", ofPeerings, applies(c.node, "x", `{"conditions":[`+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)},
 		{nodeAgent, "removes a gateway's report in its name", ofPeerings, applies(c.node, v1alpha1.GatewayManager(1), `{}`)},
 		{gatewayAgent, "puts a finalizer on its Lease", ofObjects, patches(c.gateway, beat, finalizer)},
