@@ -142,8 +142,8 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 		nodes := must(c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}).List(ctx, metav1.ListOptions{}))(t)
 		where[c.Name+": nodes"] = fmt.Sprint(nodes)
 	}
-	expect(t, len(keys) == 8,
-		"%d Secrets with keys, want the gateway's, the tunnel's pre-shared, the overlay's and the identity in each cluster", len(keys))
+	expect(t, len(keys) == 10,
+		"%d Secrets with keys, want the gateway's two, the tunnel's pre-shared, the overlay's and the identity in each cluster", len(keys))
 	for name, key := range keys {
 		for place, text := range where {
 			for _, form := range []string{
