@@ -66,10 +66,12 @@ func (c *callers) other() netip.AddrPort {
 func (c *callers) turn(down bool, now time.Time) (to netip.AddrPort, isDue bool) {
 	to = c.other()
 	stable := now.Sub(c.changed)
+	// While the tunnel works, forgetting would lose packets: a client that tries its endpoints in turn also returns.
 	switch {
+	case !down:
 	case to.IsValid():
 		isDue = stable >= turnAfter && now.Sub(c.turned) >= turnAfter
-	case down:
+	default:
 		isDue = c.current.IsValid() && stable >= forgetAfter && now.Sub(c.turned) >= forgetAfter
 	}
 	if isDue {
