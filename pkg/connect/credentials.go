@@ -75,7 +75,7 @@ func (s *Source) authenticate(ctx context.Context, clusters []*kube.Cluster) map
 	return failed
 }
 
-// run runs a plugin for a cluster. If ctx ends before, the plugin goes on: client-go cannot end it.
+// run runs a plugin for a cluster. If ctx ends before, the plugin continues: client-go cannot end it.
 func (s *Source) run(ctx context.Context, p *plugin, cluster string) error {
 	done := make(chan error, 1)
 	go func() {

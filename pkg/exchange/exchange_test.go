@@ -227,7 +227,7 @@ func TestConnectionsAreReplaced(t *testing.T) {
 		})
 	}
 	stop()
-	kit.ErrorIf(t, <-called == nil, "the client goes on")
+	kit.ErrorIf(t, <-called == nil, "the client continues")
 	before := client.Silence()
 	kit.Eventually(t, time.Minute, "both are silent", func() error {
 		if client.Silence() <= before || server.Silence() < 100*time.Millisecond {
