@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,8 +39,9 @@ type world struct {
 
 // worldNode is a node. dead is set if it has no power, and hung if only its agent does not run.
 type worldNode struct {
-	address         netip.Addr
-	dead, hung, cut bool
+	address    netip.Addr
+	dead, hung bool
+	cut        atomic.Bool
 	// cutOff are the gateways that it does not reach through the overlay.
 	cutOff map[int]bool
 	// replied and usable are when probes through each gateway were last answered, and when the session last found no
@@ -56,7 +58,8 @@ type worldNode struct {
 // down, lose large packets, or end at a gateway that reaches no node.
 type worldGateway struct {
 	agent                           *agent
-	gone, hung, cut                 bool
+	gone, hung                      bool
+	cut                             atomic.Bool
 	tunnelDown, losesLarge, farHalf bool
 	written                         status
 	writes                          int
@@ -108,7 +111,7 @@ func newWorld(t *testing.T, planes, nodes int, askEvery time.Duration) *world {
 			address: nodeAt(i), cutOff: map[int]bool{}, replied: make([]time.Time, planes), usable: make([]time.Time, planes),
 			report: node(fmt.Sprint("n", i), nodeAt(i).String(), "172.18.0.2", 1450),
 		}
-		n.silence = &heartbeat.Silence{Client: w.connect(func() bool { return n.cut }), Log: slog.New(slog.DiscardHandler)}
+		n.silence = &heartbeat.Silence{Client: w.connect(func() bool { return n.cut.Load() }), Log: slog.New(slog.DiscardHandler)}
 		var ctx context.Context
 		ctx, n.stop = context.WithCancel(t.Context())
 		go n.silence.Run(ctx)
@@ -125,7 +128,7 @@ func (w *world) startGateway(t *testing.T, i int) {
 	g.agent = &agent{
 		local: local{plane: int32(i), key: newKey(t)}, dialer: dialer{endpoints: newEndpoints()}, livenessServer: newLivenessServer(nil), recorder: quiet(),
 		conditions: conditions{started: time.Now(), others: heartbeat.Observer{
-			Client: w.connect(func() bool { return g.cut }), Peering: "b", Own: int32(i),
+			Client: w.connect(func() bool { return g.cut.Load() }), Peering: "b", Own: int32(i),
 		}},
 		measurements: measurements{usableAt: time.Now()},
 	}
@@ -215,7 +218,7 @@ func (w *world) runNode(n *worldNode) {
 		}
 		now.Gateways = append(now.Gateways, v1alpha1.NodeGateway{PeeringName: "b", Plane: int32(i), Ready: ready})
 	}
-	if !n.cut {
+	if !n.cut.Load() {
 		n.report.Status = now
 		n.silence.Update([]v1alpha1.Peering{*w.peering.DeepCopy()}, map[string]uint8{"b": reached})
 	}
@@ -245,7 +248,7 @@ func (w *world) runGateway(t *testing.T, i int, g *worldGateway) {
 	if a.tunnelHealth().isUsable() {
 		a.measurements.usableAt = time.Now()
 	}
-	if a.peering == nil || !g.cut {
+	if a.peering == nil || !g.cut.Load() {
 		a.peering = w.peering.DeepCopy()
 		var reports []v1alpha1.NodeNetwork
 		for _, n := range w.nodes {
@@ -254,7 +257,7 @@ func (w *world) runGateway(t *testing.T, i int, g *worldGateway) {
 		a.readReports(a.peering, reports)
 	}
 	s, _ := a.Status("")
-	if g.cut {
+	if g.cut.Load() {
 		return
 	}
 	if compareStatus(s, g.written) != loop.Same {
@@ -306,7 +309,7 @@ func (w *world) wrong(t *testing.T) string {
 		if w.isAlive(i) {
 			alive++
 		}
-		if g.runs() && !g.cut {
+		if g.runs() && !g.cut.Load() {
 			writers++
 			works = works || w.isReachedByAll(i)
 		}
@@ -332,11 +335,11 @@ var faults = []struct {
 }{
 	{"node dies", func(_ *testing.T, w *world, n, _ int) { w.nodes[n].dead = true }},
 	{"node agent hangs", func(_ *testing.T, w *world, n, _ int) { w.nodes[n].hung = true }},
-	{"node agent is cut off from the API server", func(_ *testing.T, w *world, n, _ int) { w.nodes[n].cut = true }},
+	{"node agent is cut off from the API server", func(_ *testing.T, w *world, n, _ int) { w.nodes[n].cut.Store(true) }},
 	{"node is cut off from a gateway", func(_ *testing.T, w *world, n, g int) { w.nodes[n].cutOff[g] = true }},
 	{"gateway is Pending", func(_ *testing.T, w *world, _, g int) { w.gateways[g].gone = true }},
 	{"gateway's agent hangs", func(_ *testing.T, w *world, _, g int) { w.gateways[g].hung = true }},
-	{"gateway is cut off from the API server", func(_ *testing.T, w *world, _, g int) { w.gateways[g].cut = true }},
+	{"gateway is cut off from the API server", func(_ *testing.T, w *world, _, g int) { w.gateways[g].cut.Store(true) }},
 	{"gateway is cut off from all nodes", func(_ *testing.T, w *world, _, g int) {
 		for _, n := range w.nodes {
 			n.cutOff[g] = true
@@ -351,7 +354,7 @@ var faults = []struct {
 			w.startGateway(t, g)
 		}
 	}},
-	{"gateway reaches the API server again", func(_ *testing.T, w *world, _, g int) { w.gateways[g].cut = false }},
+	{"gateway reaches the API server again", func(_ *testing.T, w *world, _, g int) { w.gateways[g].cut.Store(false) }},
 	{"tunnel is up again", func(_ *testing.T, w *world, _, g int) { w.gateways[g].tunnelDown = false }},
 }
 
@@ -361,7 +364,7 @@ const lastOfAgents = 2
 // survives reports whether the agent of another node runs and reaches the API server.
 func (w *world) survives(node int) bool {
 	for i, n := range w.nodes {
-		if i != node && n.runs() && !n.cut {
+		if i != node && n.runs() && !n.cut.Load() {
 			return true
 		}
 	}
@@ -372,7 +375,11 @@ func (w *world) survives(node int) bool {
 // reaches the API server.
 func TestConditionsAreTrue(t *testing.T) {
 	random := kit.Random(t)
-	for i := range 100 {
+	worlds := 100
+	if testing.Short() {
+		worlds = 25
+	}
+	for i := range worlds {
 		planes := 1 + random.IntN(3)
 		nodes := planes + random.IntN(3)
 		askEvery := time.Duration(1+random.IntN(10)) * time.Second
