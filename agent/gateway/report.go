@@ -116,6 +116,7 @@ func (a *agent) Status(problem string) (status, bool) {
 	tunnel, probes := a.measurements.tunnel, a.measurements.probes
 	if a.device.Device != nil {
 		a.recorder.update(s.peering, s.plane, state, why)
+		a.recorder.recordLeftOut(a.announcements.own)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
 	a.shown.show(&metrics.Plane{

@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
@@ -76,6 +77,13 @@ func (n *scene) fromPeers() []attack {
 			from := n.B.Nodes[1].Pod
 			question := dataplane.Packet(netip.AddrPortFrom(from.Addr, liveness.Port), netip.AddrPortFrom(gateway.Overlay.Mapped, liveness.Port), []byte("forged"))
 			return n.reaches(t, gateway.Gateway.NS, source, func() error { return dataplane.SendRaw(from.NS, question) })
+		}},
+		{remoteGateway, "of the third cluster, names a pod of a peer as its endpoint, which this cluster's gateway calls", n.nodeRule("to-peers", "tunnels lead to no pod"), func(t *testing.T) bool {
+			caller, called := a.Others[0].Gateway, n.B.Nodes[0].Pod
+			return n.arrives(t, called.NS, netip.Addr{}, func(port uint16) error {
+				handshake := dataplane.Packet(netip.AddrPortFrom(caller.Addr, tunnel.ListenPort+1), netip.AddrPortFrom(called.Mapped, port), []byte("forged"))
+				return dataplane.SendRaw(caller.NS, handshake)
+			})
 		}},
 		{peersPod, "reads the gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), reaches(n.B.Nodes[1].Pod.NS, gateway.Overlay.Mapped, v1alpha1.MetricsPort)},
 		{remoteGateway, "breaks a connection between two pods by an ICMP error", all(n.gatewayRule(gateway, "errors-in", aboutOthers), n.nodeRule("errors-in", aboutOthers)), func(t *testing.T) bool {
