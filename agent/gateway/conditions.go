@@ -331,7 +331,7 @@ func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why stri
 	r.recordChange(&r.mtu, mtu, "MTU", "the MTU that both sides support has changed", "MTUChanged")
 	callers := lo.Ternary(s.OtherCaller == "", "one", "two")
 	if r.callers != callers && (r.callers != "" || s.OtherCaller != "") {
-		reason := lo.Ternary(s.OtherCaller == "", "WireGuard does not return to an address that it has left", callersMessage(s.Endpoint, s.OtherCaller))
+		reason := lo.Ternary(s.OtherCaller == "", "all probes come from one gateway again", callersMessage(s.Endpoint, s.OtherCaller))
 		r.add("callers", r.callers, callers, reason, lo.Ternary(s.OtherCaller == "", "OneCaller", "TwoCallers"), s.OtherCaller != "", true)
 	}
 	r.callers = callers

@@ -201,7 +201,6 @@ type agent struct {
 	announcements  announcements
 	dialer         dialer
 	measurements   measurements
-	callers        callers
 	conditions     conditions
 	recorder       recorder
 	shown          published
