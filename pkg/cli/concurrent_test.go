@@ -50,7 +50,7 @@ func checkLedger(t *testing.T, s *fakeapi.Server, peers int) {
 // One command peers a hub with 64 spokes.
 func TestManySpokes(t *testing.T) {
 	kit.NotShort(t)
-	n := 16
+	n := 8
 	if kit.Full() {
 		n = 64
 	}

@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,6 +27,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // status interprets the name of a peer only as a context: it opens no file of that name, and runs no program that such a file names.
@@ -86,8 +89,7 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 // Without arguments, doctor runs pods only in clusters that prove to be peers, whatever Peerings of the current cluster say.
 func TestDoctorLeavesOthersAlone(t *testing.T) {
 	kit.NotShort(t)
-	for name, spoil := range map[string]func(t *testing.T, a, b *fakeapi.Server){
-		"a proved peer": func(*testing.T, *fakeapi.Server, *fakeapi.Server) {},
+	spoils := map[string]func(t *testing.T, a, b *fakeapi.Server){
 		"another ID": func(t *testing.T, a, _ *fakeapi.Server) {
 			changePeering(t, a, func(p *v1alpha1.Peering) { p.Spec.Remote.ClusterID = "id-of-x" })
 		},
@@ -100,10 +102,14 @@ func TestDoctorLeavesOthersAlone(t *testing.T) {
 		"another key is pinned for it": func(t *testing.T, a, _ *fakeapi.Server) {
 			changeLedger(t, a, func(e *v1alpha1.PeerAllocation) { e.IdentityKey = "x" })
 		},
-	} {
+	}
+	chosen := kubetest.Some(t, slices.Sorted(maps.Keys(spoils)), 1, len(spoils))
+	for _, name := range append(chosen, "a proved peer") {
 		t.Run(name, func(t *testing.T) {
 			a, b, _ := twoAPIs(t)
-			spoil(t, a, b)
+			if spoil := spoils[name]; spoil != nil {
+				spoil(t, a, b)
+			}
 			o := command(t, "doctor", "--timeout", "6s")
 			isTouched := b.Client.LastChange("jobs") > 0
 			o.is("pods in a", a.Client.LastChange("jobs") == 0)

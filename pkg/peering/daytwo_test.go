@@ -46,6 +46,7 @@ func Changes(p *plan.Plan) (out []string) {
 // A pod range that a cluster gets later is added without changing the existing ones.
 func TestPodRangeAdded(t *testing.T) {
 	kit.NotShort(t)
+	t.Parallel()
 	a, b := Peered(t)
 	specB := b.peering(t).Spec
 	workloads := func() map[string]any {
@@ -80,6 +81,7 @@ func TestPodRangeAdded(t *testing.T) {
 // A subnet that a node gets later moves only the range that it overlaps.
 func TestNodeSubnetAdded(t *testing.T) {
 	kit.NotShort(t)
+	t.Parallel()
 	a, b := Peered(t)
 	was := b.peering(t).Spec
 	free, inTheWay := kubetest.Prefix("192.0.2.0/24"), netip.PrefixFrom(was.Remote.Pods[0].Mapped.Addr(), 24)
@@ -102,6 +104,7 @@ func TestNodeSubnetAdded(t *testing.T) {
 // Routes that claim everything, in one piece or in several, prevent no peering and move no range. They are named.
 func TestRoutesThatClaimEverything(t *testing.T) {
 	kit.NotShort(t)
+	t.Parallel()
 	a, b := TwoSites(t)
 	claim := func(routes ...string) {
 		b.Mu.Lock()
@@ -129,6 +132,7 @@ func TestRoutesThatClaimEverything(t *testing.T) {
 // Only agents see that a node has a route into the range planned for the overlay. The overlay gets another range.
 func TestInternalRangeTaken(t *testing.T) {
 	kit.NotShort(t)
+	t.Parallel()
 	a, b := TwoSites(t)
 	made := DryRun(t, a, b, engine.Options{})
 	chosen := made.Clusters[1].Ranges[0].Real
@@ -150,7 +154,7 @@ func TestInternalRangeTaken(t *testing.T) {
 
 // A user deletes the namespace, and so the journal, while peer runs: it starts over.
 func TestNamespaceDeletedDuringCommand(t *testing.T) {
-	kit.Slow(t)
+	kit.Play(t)
 	a, b := Peered(t)
 	once := sync.Once{}
 	c := a.Through(func(ctx context.Context, r *fakeapi.Request) (err error) {
@@ -339,7 +343,7 @@ func TestNodesWithoutAgents(t *testing.T) {
 
 // An invalid Peering does not prevent peerings with others, and peer rewrites it.
 func TestPeerReplacesAPeeringThatCannotBeRead(t *testing.T) {
-	kit.Slow(t)
+	kit.Play(t)
 	a, b := Peered(t)
 	was := a.peering(t).Spec
 	unreadable := a.peering(t)

@@ -337,7 +337,7 @@ func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Si
 	a.Writes, b.Writes = 0, 0
 	MustPeer(t, a, b, o)
 	for side, writes := range []int{a.Writes, b.Writes} {
-		for _, n := range kubetest.Moments(t, writes, 3) {
+		for _, n := range kubetest.Moments(t, writes, 2) {
 			t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
 				t.Parallel()
 				a, b := setup(t)

@@ -207,13 +207,14 @@ var havePanicked = sets.New(
 // No object in a cluster makes a command panic.
 func TestHostileObjects(t *testing.T) {
 	kit.NotShort(t)
+	t.Parallel()
 	a, b := TwoSites(t)
 	MustPeer(t, a, b, engine.Options{Server: b.ID}) // which has a Service
 	all := spoiled(t, b)
 	a, b = a.frozen(), b.frozen()
 	old := slices.DeleteFunc(slices.Clone(all), func(h hostile) bool { return !havePanicked.Has(h.kind + " " + h.what) })
 	kit.Check(t, "objects that have panicked", len(old), len(havePanicked))
-	for _, h := range append(old, kubetest.Some(t, all, 100, 600)...) {
+	for _, h := range append(old, kubetest.Some(t, all, 40, 600)...) {
 		c := b.answering(h)
 		_, err := status.Views(t.Context(), c)
 		kit.ErrorIf(t, isPanic(err), "status, %s: %v", h, err)

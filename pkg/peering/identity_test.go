@@ -196,7 +196,7 @@ func TestUnpeerComesBetween(t *testing.T) {
 func TestAfterHalfAnUnpeer(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
-	for _, i := range kubetest.Moments(t, 24, 6) {
+	for _, i := range kubetest.Moments(t, 24, 3) {
 		n, side := (i+1)/2, i%2
 		t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
 			t.Parallel()

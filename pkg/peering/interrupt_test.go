@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/samber/lo"
 
@@ -38,6 +39,7 @@ func (i *interrupter) pass() {
 // A command that is interrupted, whenever that is, says so, and what to do.
 func TestInterruptedSaysWhatToDo(t *testing.T) {
 	kit.NotShort(t)
+	t.Parallel()
 	for name, command := range map[string]struct {
 		sites func(*testing.T) (a, b *Site)
 		run   func(ctx context.Context, a, b *Site, r kube.Reporter) error
@@ -68,10 +70,14 @@ func TestInterruptedSaysWhatToDo(t *testing.T) {
 				err = command.run(ctx, a, b, i)
 				return int(i.moments.Load()), err
 			}
-			moments, err := try(t, 0)
-			kit.FatalIf(t, err != nil || moments < 2, "%d moments, %v", moments, err)
+			var moments int
+			synctest.Test(t, func(t *testing.T) {
+				var err error
+				moments, err = try(t, 0)
+				kit.FatalIf(t, err != nil || moments < 2, "%d moments, %v", moments, err)
+			})
 			for _, at := range append(kubetest.Some(t, lo.RangeFrom(2, moments-1), 2, moments), 1) {
-				t.Run(fmt.Sprint("moment ", at), func(t *testing.T) {
+				kit.Bubble(t, fmt.Sprint("moment ", at), func(t *testing.T) {
 					_, err := try(t, at)
 					var e *kube.Error
 					kit.ErrorIf(t, err == nil && at == 1, "it was not interrupted")

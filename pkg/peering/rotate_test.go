@@ -197,10 +197,14 @@ func TestKilledAtAnyWrite(t *testing.T) {
 			},
 		},
 	} {
-		a, b := tt.setup(t)
-		a.Writes, b.Writes = 0, 0
-		kit.NoError(t, tt.run(t.Context(), a, b))
-		for _, first := range kubetest.Moments(t, max(a.Writes, b.Writes), 3) {
+		var writes int
+		synctest.Test(t, func(t *testing.T) {
+			a, b := tt.setup(t)
+			a.Writes, b.Writes = 0, 0
+			kit.NoError(t, tt.run(t.Context(), a, b))
+			writes = max(a.Writes, b.Writes)
+		})
+		for _, first := range kubetest.Moments(t, writes, 2) {
 			t.Run(fmt.Sprintf("%s, at write %d", name, first), func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) { tt.kill(t, first) }) // a rollback waits for minutes

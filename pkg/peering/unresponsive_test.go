@@ -86,7 +86,7 @@ func TestPeerThatHangs(t *testing.T) {
 		}
 		commands["peer, "+name] = c
 	}
-	for _, name := range kubetest.Some(t, slices.Sorted(maps.Keys(commands)), 6, len(commands)) {
+	for _, name := range kubetest.Some(t, slices.Sorted(maps.Keys(commands)), 3, len(commands)) {
 		command := commands[name].run
 		setup := func(t *testing.T) (a, b *Site) {
 			a, b = TwoSites(t, kubetest.Node("other", true, "172.18.9.9"))
@@ -238,7 +238,7 @@ func TestPeerThatHangsInPart(t *testing.T) {
 	kit.Play(t)
 	late := map[string]time.Duration{"each takes 1.1s": 1100 * time.Millisecond, "each takes 3.1s": 3100 * time.Millisecond}
 	for name := range onTwo {
-		for _, what := range kubetest.Some(t, append(slices.Sorted(maps.Keys(hungs)), slices.Sorted(maps.Keys(late))...), 3, len(hungs)+len(late)) {
+		for _, what := range kubetest.Some(t, append(slices.Sorted(maps.Keys(hungs)), slices.Sorted(maps.Keys(late))...), 1, len(hungs)+len(late)) {
 			kit.Bubble(t, name+"/"+what, func(t *testing.T) {
 				a, b := TwoSites(t)
 				if name != "peer, new" {
@@ -291,7 +291,8 @@ func TestUnpeerPeerThatHangs(t *testing.T) {
 	for i := range 60 {
 		requests = append(requests, i+1)
 	}
-	for what, isHung := range hungs {
+	for _, what := range kubetest.Some(t, slices.Sorted(maps.Keys(hungs)), 3, len(hungs)) {
+		isHung := hungs[what]
 		for _, from := range kubetest.Some(t, requests, 1, 20) {
 			kit.Bubble(t, fmt.Sprint(what, " from request ", from), func(t *testing.T) {
 				a, b := TwoSites(t)
