@@ -178,7 +178,7 @@ func (c Config) strip(obj client.Object) {
 		}
 	}
 	s := &n.Status
-	s.Gateways, s.Kernel, s.Routes, s.Conditions = own, nil, nil, nil
+	s.Gateways, s.Kernel, s.Routes, s.Resolvers, s.Conditions = own, nil, nil, nil, nil
 }
 
 // agent is run by the loop. Its parts share only values that do not change, and channels. scripts/lint checks what they
@@ -201,6 +201,7 @@ type agent struct {
 	announcements  announcements
 	dialer         dialer
 	measurements   measurements
+	callers        callers
 	conditions     conditions
 	recorder       recorder
 	shown          published
@@ -230,17 +231,10 @@ type applied struct {
 // Reconcile makes the kernel match the objects. If these ask for the same as at the last attempt, it reads the kernel
 // only if compare is set: objects often change only in measured values.
 func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err error) {
-	p := &v1alpha1.Peering{}
-	if err := a.view.Get(ctx, client.ObjectKey{Name: a.cfg.Peering}, p); client.IgnoreNotFound(err) != nil {
-		return false, err
-	} else if err != nil || !p.DeletionTimestamp.IsZero() || p.Incomplete() && p.Validate() == nil {
-		a.peering, a.copied = nil, nil
-		return true, nil // not ready yet, or being removed
+	p, err := readPeering(ctx, a)
+	if p == nil {
+		return err == nil, err
 	}
-	if v1alpha1.CopiedFrom(p.Spec.Local.ClusterID, a.cfg.clusterID) != "" {
-		return true, a.disown(ctx, p)
-	}
-	a.copied = nil
 	a.cfg.Level.UpdateFrom(a.cfg.Log, p.Annotations)
 	if a.device.Device == nil && a.mustWaitForPredecessor(p.PlaneStatus(a.local.plane)) {
 		return false, nil
@@ -290,9 +284,33 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	return a.applied.err == nil, errors.Join(want.omittedNodes, want.disputed, a.applied.err)
 }
 
-// disown removes everything from the kernel: the Peering was made for another cluster, whose gateway has the same key.
-func (a *agent) disown(ctx context.Context, p *v1alpha1.Peering) error {
-	a.peering, a.copied, a.applied = nil, p, applied{}
+// readPeering reads the Peering. It returns nil if nothing is to be applied: the Peering is gone, not ready yet, or a copy.
+func readPeering(ctx context.Context, a *agent) (*v1alpha1.Peering, error) {
+	p := &v1alpha1.Peering{}
+	err := a.view.Get(ctx, client.ObjectKey{Name: a.cfg.Peering}, p)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return nil, err
+	case err != nil || !p.DeletionTimestamp.IsZero():
+		a.peering, a.copied = nil, nil
+		return nil, nil
+	case p.Incomplete() && p.Validate() == nil:
+		a.peering, a.copied = nil, nil
+		if a.device.Device == nil {
+			return nil, nil
+		}
+		return nil, a.withdraw(ctx) // a command has failed and disabled it
+	case v1alpha1.CopiedFrom(p.Spec.Local.ClusterID, a.cfg.clusterID) != "":
+		a.peering, a.copied = nil, p
+		return nil, a.withdraw(ctx) // the other cluster's gateway has the same key
+	}
+	a.copied = nil
+	return p, nil
+}
+
+// withdraw removes everything from the kernel.
+func (a *agent) withdraw(ctx context.Context) error {
+	a.applied = applied{}
 	if a.peer.cancel != nil {
 		a.peer.cancel()
 		a.peer = connection{}

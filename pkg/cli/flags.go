@@ -155,8 +155,9 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 		return o, fmt.Errorf("--planes: %d is not a number from 1 to %d", o.Planes, ipam.Planes)
 	}
 	o.PlanesMode = v1alpha1.PlanesMode(apiValue(f.Lookup("planes-mode").Value.String()))
-	o.Replace, _ = f.GetBool("replace")
-	o.AdoptNamespace, _ = f.GetBool("adopt-namespace")
+	for name, option := range map[string]*bool{"replace": &o.Replace, "adopt-namespace": &o.AdoptNamespace, "keep-failed": &o.KeepFailed} {
+		*option, _ = f.GetBool(name)
+	}
 	if server := f.Lookup("server").Value.String(); server != "" {
 		k, err := clusterIndex(server, refs, clusters)
 		if err != nil {
@@ -169,8 +170,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 	read := func(value string, option option) error {
 		target, items := &all, value
 		if cluster, rest, ok := strings.Cut(value, "="); ok {
-			k, err := clusterIndex(cluster, refs, clusters)
-			if err == nil {
+			if k, err := clusterIndex(cluster, refs, clusters); err == nil {
 				target, items = &each[k], rest
 			} else if !strings.HasPrefix(option.flag, "gateway-") { // items of those may contain "=" too
 				return err
@@ -198,8 +198,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 	if o.Fingerprints, err = fingerprints(all, each, clusters); err != nil {
 		return o, err
 	}
-	o.Overlay, o.WireGuard, o.ServiceType = all.Overlay, all.WireGuard, all.ServiceType
-	o.Gateways, o.NodeMetrics = all.Gateways, all.NodeMetrics
+	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways, o.NodeMetrics = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways, all.NodeMetrics
 	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]engine.ClusterOptions{}
 	for k, c := range clusters {
 		each[k].LimitNew, each[k].LimitRate = cmp.Or(each[k].LimitNew, all.LimitNew), cmp.Or(each[k].LimitRate, all.LimitRate)

@@ -60,7 +60,8 @@ With -f, clusters and flags are read from a YAML file, which can be kept in Git:
 	f.StringP(fileFlag, "f", "", "YAML `FILE` with clusters and values for flags, by their names")
 	f.Bool("replace", false, "peer with a cluster that has the ID of a known peer but none of its keys, because it has lost them or was restored")
 	f.Bool("adopt-namespace", false, "use an existing namespace liqonet-system that liqonet has not created: everyone with permissions in it is trusted")
-	groupFlags(f, "Flags for existing clusters and objects", "replace", "adopt-namespace", "fingerprint")
+	f.Bool("keep-failed", false, "if a new peering fails, keep its objects, without a data path, until the next peer or unpeer")
+	groupFlags(f, "Flags for existing clusters and objects", "replace", "adopt-namespace", "fingerprint", "keep-failed")
 	dryRun := f.Bool("dry-run", false, "print what would be done and why, and change nothing")
 	exitCode := f.Bool("exit-code", false, "with --dry-run: exit with code 12 if something would be changed")
 	out, timeline := output.AddFlag(f), &kube.Timeline{}

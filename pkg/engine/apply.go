@@ -61,8 +61,10 @@ func (s *Side) Apply(ctx context.Context, objs ...manifests.Object) error {
 	if err := failure.ForEach(ctx, all, func(ctx context.Context, a *application) error { return a.apply(ctx, s.Cluster) }); err != nil {
 		return err
 	}
-	for _, ch := range changes {
-		s.RecordChange(kube.Describe(ch.object()))
+	for _, a := range all {
+		if a.changes {
+			s.RecordChange(kube.Describe(a.want))
+		}
 	}
 	return nil
 }
@@ -80,10 +82,13 @@ func (a *application) apply(ctx context.Context, c *kube.Cluster) error {
 		return nil // large, and as expensive for an API server as a change
 	}
 	if a.obj.GetResourceVersion() != "" {
-		return applyIfUnchanged(ctx, c, a.want, a.obj)
+		_, err := applyIfUnchanged(ctx, c, a.want, a.obj)
+		return err
 	}
 	return kube.RetryOnConflict(func() error {
-		err := applyIfUnchanged(ctx, c, a.want, a.live)
+		made, err := applyIfUnchanged(ctx, c, a.want, a.live)
+		// A new rule of admission may change an object that we apply as before.
+		a.changes = a.changes || err == nil && made.GetGeneration() != a.live.GetGeneration()
 		if apierrors.IsConflict(err) {
 			_, now, readErr := c.Read(ctx, a.want)
 			if a.live = now; readErr != nil {
@@ -96,20 +101,20 @@ func (a *application) apply(ctx context.Context, c *kube.Cluster) error {
 
 // applyIfUnchanged applies an object if it is still at the version that was read, or still absent. Otherwise it is a conflict:
 // this command may have been suspended while another one changed the object.
-func applyIfUnchanged(ctx context.Context, c *kube.Cluster, want *unstructured.Unstructured, read client.Object) error {
+func applyIfUnchanged(ctx context.Context, c *kube.Cluster, want *unstructured.Unstructured, read client.Object) (made *unstructured.Unstructured, err error) {
 	u := want.DeepCopy() // the journal keeps want
 	u.SetUID(read.GetUID())
 	u.SetResourceVersion(cmp.Or(read.GetResourceVersion(), kube.AbsentVersion))
 	if err := c.Write(ctx, u); err != nil {
-		return err
+		return nil, err
 	}
 	if u.GetDeletionTimestamp() != nil {
-		return c.Wrap("apply "+kube.Describe(u), kube.ErrUninstalling)
+		return nil, c.Wrap("apply "+kube.Describe(u), kube.ErrUninstalling)
 	}
 	if read.GetResourceVersion() == "" {
-		return c.DeleteIfOvertaken(ctx, u)
+		return u, c.DeleteIfOvertaken(ctx, u)
 	}
-	return nil
+	return u, nil
 }
 
 // JournalKey is the key of the changes in the journal's Secret.

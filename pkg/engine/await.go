@@ -56,11 +56,12 @@ func NoNodes() []string { return []string{} }
 // AwaitAgents waits until newly applied agents have replaced their predecessors and packets pass. The function check
 // gets what is missing for the former, and returns what is missing in all.
 func AwaitAgents(ctx context.Context, c *kube.Cluster, op, hint string, a AgentSet, check func(o kube.Objects, beats status.Heartbeats, missing string) (string, error)) error {
-	beats := status.Heartbeats{}
+	beats, refusals := status.Heartbeats{}, &kube.Refusals{}
+	names := lo.Map(a.Gateways, func(g manifests.Gateway, _ int) string { return g.Name() })
 	return c.Await(ctx, op, hint, append(RolloutKinds(), status.ViewKinds()...), func(o kube.Objects) (string, error) {
 		beats.Observe(kube.OfKind[*coordinationv1.Lease](o), c.Now())
 		missing, err := pendingRollout(c, o, a, beats)
-		if err != nil {
+		if err = cmp.Or(err, refusals.Check(ctx, c, o, names...)); err != nil {
 			return "", err
 		}
 		return check(o, beats, missing)

@@ -230,7 +230,7 @@ func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 		}
 		doing = "wait for the first node agent"
 	}
-	kinds := append(RolloutKinds(), &corev1.NodeList{}, &v1alpha1.NodeNetworkList{})
+	kinds, refusals := append(RolloutKinds(), &corev1.NodeList{}, &v1alpha1.NodeNetworkList{}), &kube.Refusals{}
 	return s.Await(ctx, doing, s.PodsHint(), kinds, func(o kube.Objects) (string, error) {
 		nodes, _ := kube.NodesByReadiness(kube.OfKind[*corev1.Node](o))
 		reports = o.Reports()
@@ -246,6 +246,7 @@ func (s *Side) AwaitReports(ctx context.Context, one bool) (err error) {
 			return "", nil
 		}
 		crash, err := PodProblem(s.Cluster, o, missing)
+		err = cmp.Or(err, refusals.Check(ctx, s.Cluster, o))
 		return cmp.Or(crash, "no report from "+kube.JoinFirst(5, missing)), err
 	})
 }

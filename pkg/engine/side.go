@@ -115,6 +115,8 @@ type Options struct {
 	Fingerprints map[string]string
 	// AdoptNamespace accepts a namespace liqonet-system that someone else created.
 	AdoptNamespace bool
+	// KeepFailed keeps the objects of a new peering that fails, until the next command.
+	KeepFailed bool
 	// Clusters are overrides for single clusters, by their IDs.
 	Clusters map[string]ClusterOptions
 	// Facts override discovered facts, by the cluster's ID.

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/admission"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/lock"
@@ -151,9 +152,12 @@ func (c *Cluster) Wrap(op string, err error) error {
 
 // classifyError returns the class of an error, and what the user can do.
 func classifyError(err error, kubectl string) (Kind, string) {
+	refused := admission.Hint(err.Error())
 	switch {
 	case errors.Is(err, errTooLarge):
 		return Unexpected, "check that the address in the kubeconfig leads to a Kubernetes API server"
+	case apierrors.IsForbidden(err) && refused != "":
+		return Forbidden, refused
 	case apierrors.IsForbidden(err):
 		return Forbidden, "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
 	case apierrors.IsUnauthorized(err):
@@ -175,7 +179,7 @@ func classifyError(err error, kubectl string) (Kind, string) {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		return Unexpected, "it was changed at the same time: try again"
 	case errors.As(err, new(apierrors.APIStatus)):
-		return Unexpected, "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log"
+		return Unexpected, cmp.Or(refused, "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log")
 	}
 	return Unexpected, ""
 }

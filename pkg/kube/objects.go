@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/admission"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/lock"
@@ -196,7 +197,8 @@ func Items(list client.ObjectList) []client.Object {
 	return lo.Map(lo.Must(meta.ExtractList(list)), func(o runtime.Object, _ int) client.Object { return o.(client.Object) })
 }
 
-// Read returns the object to apply and the live one. A live object that does not exist has no resourceVersion.
+// Read returns the object to apply and the live one, without what admission would change again. A live object that does not exist has no
+// resourceVersion.
 func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unstructured.Unstructured, err error) {
 	want, isReady := obj.(*unstructured.Unstructured)
 	if !isReady {
@@ -207,7 +209,40 @@ func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unst
 	if err := c.Client.Get(ctx, client.ObjectKeyFromObject(want), live); err != nil && !IsNotFound(err) {
 		return nil, nil, c.Wrap("read "+Describe(want), err)
 	}
+	alignWithAdmission(ctx, c.Client, want, live)
 	return want, live, nil
+}
+
+// Preview returns what the API server would make of an object that is applied. Admission may change what we apply, and only the API server
+// knows how.
+func Preview(ctx context.Context, api client.Client, want *unstructured.Unstructured) (made *unstructured.Unstructured, err error) {
+	made = want.DeepCopy()
+	made.SetUID("")
+	made.SetResourceVersion("")
+	return made, api.Apply(ctx, client.ApplyConfigurationFromUnstructured(made), FieldOwner, client.ForceOwnership, client.DryRunAll)
+}
+
+// alignWithAdmission changes a live object to what we apply if applying that would change nothing: then admission makes the difference, and
+// would make it again. Without permission for a dry run, the difference remains.
+func alignWithAdmission(ctx context.Context, api client.Client, want, live *unstructured.Unstructured) {
+	if live.GetResourceVersion() == "" || IsCRD(want) || Contains(live.Object, want.Object) {
+		return
+	}
+	if made, err := Preview(ctx, api, want); err == nil && admission.Same(made, live) {
+		overlay(live.Object, want.Object)
+	}
+}
+
+// overlay sets the fields of an object to those of another one.
+func overlay(on, fields map[string]any) {
+	for k, v := range fields {
+		inner, isMap := v.(map[string]any)
+		if existing, both := on[k].(map[string]any); isMap && both && !IsAtomic(k) {
+			overlay(existing, inner)
+		} else if v != nil {
+			on[k] = v
+		}
+	}
 }
 
 // Write applies an object. It first tries without force, to report the fields of other managers that it then

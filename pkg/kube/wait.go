@@ -205,9 +205,13 @@ func lastWarning(api client.Client) string {
 	if len(warnings) == 0 {
 		return ""
 	}
-	at := func(e corev1.Event) time.Time { return cmp.Or(e.LastTimestamp.Time, e.CreationTimestamp.Time) }
-	newest := slices.MaxFunc(warnings, func(a, b corev1.Event) int { return at(a).Compare(at(b)) })
+	newest := slices.MaxFunc(warnings, func(a, b corev1.Event) int { return eventTime(a).Compare(eventTime(b)) })
 	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
+}
+
+// eventTime returns when an Event last happened.
+func eventTime(e corev1.Event) time.Time {
+	return cmp.Or(e.LastTimestamp.Time, e.CreationTimestamp.Time)
 }
 
 // AwaitDeleted waits until this object, identified by its UID, no longer exists. An error about a namespace says what keeps it.

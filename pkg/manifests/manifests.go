@@ -68,12 +68,15 @@ const (
 
 	// The agents' memory limits, in bytes. TestSecurity_21 of package agents shows that they are enough for the largest
 	// possible configuration.
-	nodeMemory    = 512 << 20
+	nodeMemory    = 512 << 20 // as in PodNeeds
 	gatewayMemory = 3 << 29
 
 	// controlPlane is both a label and a taint.
 	controlPlane = "node-role.kubernetes.io/control-plane"
 )
+
+// PodNeeds describes the resources of our pods, for rules that refuse them.
+const PodNeeds = "each node agent has a memory limit of 512Mi, each gateway one of 1536Mi, and none has a CPU limit"
 
 //go:embed crds/*.yaml
 var crds embed.FS

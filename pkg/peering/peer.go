@@ -8,6 +8,7 @@ import (
 
 	"github.com/samber/lo"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -115,12 +116,38 @@ func (p *run) runLocked(ctx context.Context, steps ...step) error {
 	case lock.Lost(ctx) != nil: // left to another command
 		p.isOvertaken = true
 		return err
+	case p.options.KeepFailed && !p.sides[0].Peering.WasActive && !p.sides[1].Peering.WasActive:
+		return p.keepFailed(context.WithoutCancel(ctx), err)
 	}
 	if undoErr := p.rollBack(context.WithoutCancel(ctx)); undoErr != nil {
 		a, b := p.sides[0].Name, p.sides[1].Name
 		return errors.Join(err, fmt.Errorf("the changes could not be rolled back: %w; run: kubectl liqonet peer %s %s, or kubectl liqonet unpeer %s %s", undoErr, a, b, a, b))
 	}
+	if p.sides[0].Peering.Removed || p.sides[1].Peering.Removed {
+		return kube.WithoutRemovedObjects(err)
+	}
 	return err
+}
+
+// keepFailed keeps the objects of a new peering that has failed, so that the user can look at them. Without planes, agents
+// apply nothing. The entries stay reserved, and the next command rolls the changes back, as those of a killed one.
+func (p *run) keepFailed(ctx context.Context, failed error) error {
+	ctx, cancel := kube.WithRollbackTimeout(ctx)
+	defer cancel()
+	err := p.forEachSide(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		entry, err := s.ReadLedgerEntry(ctx, peer.ID)
+		if entry == nil {
+			return err
+		}
+		live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name)
+		if live == nil || err != nil {
+			return err
+		}
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"planes":null}}`))
+		return s.Wrap("disable Peering "+live.Name, kube.IgnoreAbsent(s.Client.Patch(ctx, live, patch, kube.FieldOwner)))
+	})
+	a, b := p.sides[0].Name, p.sides[1].Name
+	return errors.Join(failed, fmt.Errorf("the failed peering is kept without a data path (--keep-failed); to remove it: kubectl liqonet unpeer %s %s", a, b), err)
 }
 
 // attempt runs all steps once.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/admission"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -402,17 +403,33 @@ func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, detectConfl
 	if o.Kind == "Secret" {
 		return actionOnSecret(ctx, s, o)
 	}
-	switch want, live, err := s.Read(ctx, &unstructured.Unstructured{Object: o.Manifest}); {
+	want, live, err := s.Read(ctx, &unstructured.Unstructured{Object: o.Manifest})
+	switch {
 	case err != nil:
 		return "", err
 	case live.GetResourceVersion() == "", live.GetDeletionTimestamp() != nil:
 		return plan.Create, nil
 	case kube.Contains(live.Object, want.Object):
-		return plan.Keep, nil
+		return actionOfAdmission(ctx, s, o, want, live), nil
 	case detectConflicts:
 		return plan.Change, s.Changes.Conflicts.Detect(ctx, s.Cluster, want, live)
 	}
+	if made, err := kube.Preview(ctx, s.Client, want); err == nil {
+		o.Reason = strings.TrimPrefix(strings.Join(append([]string{o.Reason}, admission.ForeignFields(live, made)...), "; "), "; ")
+	}
 	return plan.Change, nil
+}
+
+// actionOfAdmission returns whether admission would change a workload that is as planned: its pods would be replaced.
+func actionOfAdmission(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, want, live *unstructured.Unstructured) plan.Action {
+	if o.Kind != "DaemonSet" && o.Kind != "Deployment" {
+		return plan.Keep
+	}
+	if made, err := kube.Preview(ctx, s.Client, want); err == nil && made.GetGeneration() != live.GetGeneration() {
+		o.Reason = strings.TrimPrefix(o.Reason+"; admission of the cluster changes it", "; ")
+		return plan.Change
+	}
+	return plan.Keep
 }
 
 // actionOnSecret reads only metadata: the data of a Secret never changes, but its owner may.

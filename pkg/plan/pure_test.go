@@ -10,7 +10,7 @@ import (
 
 // Decisions are separate from actions: no dependency of the pure packages talks to an API server or to a kernel.
 func TestPure(t *testing.T) {
-	for _, pkg := range []string{"plan", "ipam", "nodes", "failover", "probe", "verify", "doctor", "wire"} {
+	for _, pkg := range []string{"plan", "ipam", "nodes", "failover", "probe", "verify", "doctor", "wire", "admission"} {
 		out, err := exec.Command("go", "list", "-deps", "github.com/liqonet/liqonet/pkg/"+pkg).Output()
 		kit.FatalIf(t, err != nil, "list dependencies of %s: %v", pkg, err)
 		for _, dep := range strings.Fields(string(out)) {
