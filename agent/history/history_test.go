@@ -175,7 +175,6 @@ func TestEventsAreFew(t *testing.T) {
 	})
 }
 
-// An entry that follows a call of RetainPeerings is written soon: there was nothing to drop before it.
 // A peer whose endpoint changes every ten seconds for a day replaces few of the entries, and causes few writes, log lines and
 // Events.
 func TestPeerFillsNoHistory(t *testing.T) {
@@ -203,6 +202,7 @@ func TestPeerFillsNoHistory(t *testing.T) {
 	})
 }
 
+// An entry that follows a call of RetainPeerings is written soon: there was nothing to drop before it.
 func TestKeepDelaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()

@@ -618,7 +618,7 @@ func acquireAddress(ctx context.Context, node *corev1.Node, lease *loop.Lease, p
 			return nil, created, fmt.Errorf("claim overlay address %s: %w", addr, err)
 		}
 	}
-	return nil, created, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
+	return nil, created, fmt.Errorf("all %d addresses of %s are taken; kubectl liqonet doctor names nodes that hold more than one", ipam.MaxNode, internal)
 }
 
 // heldByAnother reports whether another node holds the Lease. Its agent may have written anything into it, so that a

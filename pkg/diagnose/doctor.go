@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -390,7 +391,11 @@ func (x *clusterReader) readLeftovers(ctx context.Context) error {
 	}
 	lost, err := orphans(ctx, x.Cluster, cn)
 	x.facts.Own.Leftovers = lo.Map(lost, func(o client.Object, _ int) string { return kube.Describe(o) })
-	return err
+	surplus, leaseErr := surplusLeases(ctx, x.Cluster)
+	for _, node := range slices.Sorted(maps.Keys(surplus)) {
+		x.facts.Own.Leftovers = append(x.facts.Own.Leftovers, fmt.Sprintf("%d Leases that hold more overlay addresses in the name of node %s", len(surplus[node]), node))
+	}
+	return cmp.Or(err, leaseErr)
 }
 
 // Peers returns the IDs of the cluster's peers by name.
@@ -475,7 +480,38 @@ func removeOrphans(ctx context.Context, c *kube.Cluster) error {
 	for _, name := range lo.UniqMap(lost, func(o client.Object, _ int) string { return o.GetLabels()[v1alpha1.LabelPeering] }) {
 		err = cmp.Or(err, engine.DeleteAll(ctx, c, kube.PeeringLabels(name)))
 	}
-	return err
+	surplus, leaseErr := surplusLeases(ctx, c)
+	all := slices.Concat(lo.Values(surplus)...)
+	leaseErr = cmp.Or(leaseErr, c.DeleteEach(ctx, lo.Map(all, func(l coordinationv1.Lease, _ int) client.Object { return &l })))
+	return cmp.Or(err, leaseErr)
+}
+
+// claimTime is longer than an agent takes to report the address that it has claimed.
+const claimTime = 2 * time.Minute
+
+// surplusLeases returns the Leases by which nodes hold addresses beside the one that they report, by node. A node agent's
+// token can create as many as there are addresses.
+func surplusLeases(ctx context.Context, c *kube.Cluster) (map[string][]coordinationv1.Lease, error) {
+	var leases coordinationv1.LeaseList
+	var reports v1alpha1.NodeNetworkList
+	if err := cmp.Or(c.List(ctx, &leases, client.InNamespace(v1alpha1.Namespace)), c.List(ctx, &reports)); err != nil {
+		return nil, err
+	}
+	held := lo.GroupBy(leases.Items, func(l coordinationv1.Lease) string {
+		return lo.Ternary(strings.HasPrefix(l.Name, v1alpha1.NodeLeasePrefix), lo.FromPtr(l.Spec.HolderIdentity), "")
+	})
+	out := map[string][]coordinationv1.Lease{}
+	for _, n := range reports.Items { // the garbage collector deletes those of other nodes
+		own := held[n.Name]
+		slices.SortFunc(own, func(a, b coordinationv1.Lease) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+		for i, l := range own {
+			isOwn := l.Name == n.LeaseName() || n.LeaseName() == "" && i == 0
+			if !isOwn && time.Since(l.CreationTimestamp.Time) > claimTime {
+				out[n.Name] = append(out[n.Name], l)
+			}
+		}
+	}
+	return out, nil
 }
 
 // orphans returns the objects of peerings that are not in the ledger. The garbage collector deletes objects whose owner is gone.

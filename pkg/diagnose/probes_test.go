@@ -12,8 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/samber/lo"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -351,4 +353,41 @@ func TestCallable(t *testing.T) {
 	node.Spec.PodCIDRs = []string{"10.244.0.0/24"}
 	c.facts.Machines.Nodes = []corev1.Node{*node}
 	kit.Check(t, "own ranges", fmt.Sprint(c.ownRanges()), "[192.0.2.1/32 172.18.1.11/32 10.244.0.0/24]")
+}
+
+// A node agent's token holds addresses beside its own. doctor names the node, and --fix releases them, but neither the
+// address that a node reports nor one that it has just claimed.
+func TestSurplusLeasesAreReleased(t *testing.T) {
+	ages := map[string]time.Duration{}
+	ledger := manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19"), Peers: []v1alpha1.PeerAllocation{{ClusterID: "b", Name: "b", Phase: v1alpha1.PeerActive}}})
+	one, none := kubetest.Report("one", "10.80.0.1", nil), v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "none"}}
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{List: func(ctx context.Context, w client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+		err := w.List(ctx, list, opts...)
+		if leases, is := list.(*coordinationv1.LeaseList); is {
+			for i, l := range leases.Items {
+				leases.Items[i].CreationTimestamp = metav1.NewTime(time.Now().Add(-ages[l.Name]))
+			}
+		}
+		return err
+	}}, manifests.Namespace(), ledger, &one, &none)
+	for name, l := range map[string]struct {
+		holder string
+		age    time.Duration
+	}{
+		"node-10-80-0-1": {"one", time.Minute}, "node-10-80-9-1": {"one", time.Hour}, "node-10-80-9-2": {"one", 3 * time.Minute}, "node-10-80-9-3": {"one", time.Minute},
+		"node-10-80-0-2": {"none", 2 * time.Hour}, "node-10-80-0-3": {"none", time.Hour}, "node-10-80-0-4": {"node-without-report", time.Hour}, "gateway-b-0": {"one", time.Hour},
+	} {
+		ages[name] = l.age
+		kit.NoError(t, c.Client.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &l.holder}}))
+	}
+	x := &clusterReader{Cluster: c, facts: &doctor.Cluster{Ledger: ledger}}
+	kit.NoError(t, x.readLeftovers(t.Context()))
+	kit.Check(t, "left over", x.facts.Own.Leftovers, []string{
+		"1 Leases that hold more overlay addresses in the name of node none", "2 Leases that hold more overlay addresses in the name of node one",
+	})
+	kit.NoError(t, removeOrphans(t.Context(), c))
+	var left coordinationv1.LeaseList
+	kit.NoError(t, c.Client.List(t.Context(), &left))
+	names := lo.Map(left.Items, func(l coordinationv1.Lease, _ int) string { return l.Name })
+	kit.Check(t, "Leases that stay", strings.Join(names, " "), "gateway-b-0 node-10-80-0-1 node-10-80-0-2 node-10-80-0-4 node-10-80-9-3")
 }

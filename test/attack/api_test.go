@@ -370,7 +370,35 @@ func (c *cluster) attacks() []attack {
 	other := func() client.Object { return network(secondNode) }
 	ownPeering := func() client.Object { return newPeering(firstPeering, 0) }
 	otherPeering := func() client.Object { return newPeering(secondPeering, 1) }
-	return []attack{
+	// The metadata of each object that they may write.
+	var metadata []attack
+	for _, o := range []struct {
+		attacker, name, version string
+		defence                 *defence
+		by                      client.Client
+		obj                     func() client.Object
+	}{
+		{nodeAgent, "report", v1alpha1.GroupVersion.String(), policy, c.node, own},
+		{nodeAgent, "Lease", "coordination.k8s.io/v1", policy, c.node, held},
+		{nodeAgent, "history", "v1", policy, c.node, ofNode0},
+		{gatewayAgent, "Lease", "coordination.k8s.io/v1", ofObjects, c.gateway, beat},
+		{gatewayAgent, "history", "v1", ofObjects, c.gateway, ofGateway0},
+	} {
+		for what, part := range map[string]string{
+			"puts a finalizer on":                                  finalizer,
+			"puts an annotation on":                                `{"metadata":{"annotations":{"example.com/x":"y"}}}`,
+			"puts annotations of a quarter of a megabyte on":       `{"metadata":{"annotations":{"liqonet.io/measurements":"` + strings.Repeat("a", 250<<10) + `"}}}`,
+			"puts an annotation that controls a terminal on":       `{"metadata":{"annotations":{"x":"\u001b[2J\u009b\u202e"}}}`,
+			"puts the label of a peering on":                       `{"metadata":{"labels":{"liqonet.io/peering":"zz"}}}`,
+			"gives an owner of another node to":                    `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"node-2","uid":"x"}]}}`,
+			"makes deletions in the foreground wait for":           `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"node-1","uid":"x","controller":true}]}}`,
+			"forges who has written":                               owners("liqonet", o.version, `{"f:spec":{}}`),
+			"forges who has written, in the year 9999, a field of": strings.Replace(owners("liqonet", o.version, `{"f:spec":{}}`), `"operation"`, `"time":"9999-12-31T23:59:59Z","operation"`, 1),
+		} {
+			metadata = append(metadata, attack{o.attacker, what + " its " + o.name, o.defence, patches(o.by, o.obj, part)})
+		}
+	}
+	return append(metadata, []attack{
 		{nodeAgent, "writes another node's report", policy, writes(c.node, other, `{"podCIDRs":["10.244.7.0/24"]}`)},
 		{nodeAgent, "deletes another node's report", policy, func(t *testing.T) bool { return got(t, c.node.Delete(t.Context(), other(), client.DryRunAll)) }},
 		{nodeAgent, "claims an address for another node", policy, creates(func() client.Object { return claim("10.80.0.9", secondNode) })},
@@ -386,27 +414,18 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "writes another node's history", policy, patches(c.node, record(v1alpha1.NodeHistoryName("node-2")), `{"data":{"001":"x"}}`)},
 		{nodeAgent, "writes a gateway's history", policy, patches(c.node, ofGateway0, `{"data":{"001":"x"}}`)},
 		{nodeAgent, "makes a ConfigMap of a command", policy, creates(record("journal-b-1"))},
-		{nodeAgent, "puts a finalizer on its report", policy, patches(c.node, own, finalizer)},
-		{nodeAgent, "puts a finalizer on its Lease", policy, patches(c.node, held, finalizer)},
-		{nodeAgent, "puts a finalizer on its history", policy, patches(c.node, ofNode0, finalizer)},
 		{nodeAgent, "writes a journal for commands into its history", policy, patches(c.node, ofNode0, journal)},
 		{nodeAgent, "makes its history unchangeable", policy, patches(c.node, ofNode0, `{"immutable":true}`)},
-		{nodeAgent, "gives its report another owner", policy, patches(c.node, own, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"node-2","uid":"x"}]}}`)},
-		{nodeAgent, "labels its Lease", policy, patches(c.node, held, `{"metadata":{"labels":{"liqonet.io/peering":"b"}}}`)},
 		{nodeAgent, "claims a Lease that is no address", policy, creates(func() client.Object {
 			l := claim("10.80.0.9", firstNode)
 			l.Name = v1alpha1.NodeLeasePrefix + "x"
 			return l
 		})},
 		{nodeAgent, "renews its Lease in a year that Go cannot read", policy, patches(c.node, held, `{"spec":{"renewTime":"9999-12-31T23:59:59.000000-23:00"}}`)},
-		{nodeAgent, "forges who has written its Lease", policy, patches(c.node, held, owners("liqonet", "coordination.k8s.io/v1", `{"f:spec":{}}`))},
 		{nodeAgent, "rewrites a peering by applying the same as another field manager", ofPeerings, applies(c.node, "x", `{"conditions":[`+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)},
 		{nodeAgent, "removes a gateway's report in its name", ofPeerings, applies(c.node, v1alpha1.GatewayManager(1), `{}`)},
-		{gatewayAgent, "puts a finalizer on its Lease", ofObjects, patches(c.gateway, beat, finalizer)},
-		{gatewayAgent, "puts a finalizer on its history", ofObjects, patches(c.gateway, ofGateway0, finalizer)},
 		{gatewayAgent, "writes a journal for commands into its history", ofObjects, patches(c.gateway, ofGateway0, journal)},
 		{gatewayAgent, "takes the label of its history", ofObjects, patches(c.gateway, ofGateway0, `{"metadata":{"labels":null}}`)},
-		{gatewayAgent, "forges who has written its Lease", ofObjects, patches(c.gateway, beat, owners("x", "coordination.k8s.io/v1", `{"f:spec":{}}`))},
 		{gatewayAgent, "reports about another plane", ofReports, writes(c.gateway, ownPeering, otherPlane)},
 		{gatewayAgent, "removes another gateway's report in its name", ofReports, applies(c.gateway, v1alpha1.GatewayManager(1), `{}`)},
 		{gatewayAgent, "sends an Event of half a megabyte", eventPolicy, sends(long)},
@@ -435,7 +454,7 @@ func (c *cluster) attacks() []attack {
 		{gatewayAgent, "reads the overlay's key", ofGateway, readsSecrets(c.gateway)},
 		{gatewayAgent, "stores what no agent can read", schemas, writes(c.gateway, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"1.2.3.4.5"},{"index":1,"connected":true}]}`)},
 		{gatewayAgent, "stores 5000 planes", schemas, writes(c.gateway, ownPeering, `{"planes":[`+strings.Repeat(`{"index":0,"connected":true},`, 5000)+`{"index":1,"connected":true}]}`)},
-	}
+	}...)
 }
 
 // Requests to an API server, with the tokens of agents.
