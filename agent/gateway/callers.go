@@ -4,17 +4,18 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/liqonet/liqonet/agent/loop"
 )
 
 const (
-	// callersWindow is how long a change of the caller counts. A copy whose pre-shared key is outdated calls every 30 s.
-	callersWindow = 2 * time.Minute
-	// minReturns is how often WireGuard has to return to an endpoint that it has left. A gateway that moves, or a NAT that forgets
-	// its mapping, leaves an endpoint for good, and an interrupted path may bring it back once or twice.
-	minReturns = 3
+	// callersWindow is how long a return of a caller counts, and minReturns how many of them show that there are two callers.
+	// A packet of a gateway that has ended may arrive after one of the next.
+	callersWindow, minReturns = 2 * time.Minute, 3
+	// maxCallers is how many callers are remembered.
+	maxCallers = 4
 	// watchFor is how long a server looks every watchInterval after a change: a copy may take over within seconds.
 	watchFor, watchInterval = 10 * time.Second, 100 * time.Millisecond
 	// turnAfter is how long one of two callers keeps the tunnel, and forgetAfter how long the only one may fail to connect.
@@ -22,72 +23,107 @@ const (
 )
 
 // callers detects that two gateways call with the same key. Either a copy of the peer runs, made from a snapshot, or a node
-// that is cut off still runs its gateway. Each packet of one of them directs WireGuard's packets there, so the endpoint alternates.
+// that is cut off still runs its gateway. The probes of each have another identifier, and arrive in turn. Endpoints prove
+// nothing: a client calls several, from several ports, and packets of one client come from several addresses.
 //
 // WireGuard refuses handshakes that are older than the last one. If the clock of one caller is ahead, the other is refused
 // from then on, even after the former is gone. Therefore a server forgets the last handshake (turn).
+//
+// Its methods are safe for concurrent use.
 type callers struct {
-	current netip.AddrPort
-	// returns are when WireGuard returned to the previous endpoint, or to another port of its address. A client without
-	// answers calls from each of its ports in turn, which is no return.
+	mu sync.Mutex
+	// recent are the last callers. The first is the current one.
+	recent []caller
+	// returns are when probes of an earlier caller arrived again, the last minReturns of them.
 	returns []time.Time
-	// previous is the last endpoint that is not the current one. changed is when it changed, and turned when the last
-	// handshake was forgotten.
-	previous        netip.AddrPort
+	// endpoint is WireGuard's. changed is when that or the caller changed, and turned when the last handshake was forgotten.
+	endpoint        netip.AddrPort
 	changed, turned time.Time
+}
+
+// caller is the identifier of a gateway's probes, and the last endpoint from which they came, invalid if it is not known.
+type caller struct {
+	id       [8]byte
+	endpoint netip.AddrPort
+}
+
+// hear records a probe of the peer's gateway.
+func (c *callers) hear(id [8]byte, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.IndexFunc(c.recent, func(r caller) bool { return r.id == id })
+	if i == 0 {
+		return
+	}
+	is := caller{id: id}
+	if i > 0 {
+		is = c.recent[i]
+		c.recent = slices.Delete(c.recent, i, i+1)
+		c.returns = append(c.returns, now)
+		c.returns = c.returns[max(0, len(c.returns)-minReturns):]
+	}
+	c.recent = slices.Insert(c.recent, 0, is)
+	c.recent = c.recent[:min(len(c.recent), maxCallers)]
+	c.changed = now
 }
 
 // observe takes WireGuard's endpoint.
 func (c *callers) observe(endpoint netip.AddrPort, now time.Time) {
-	old := func(at time.Time) bool { return now.Sub(at) >= callersWindow }
-	c.returns = slices.DeleteFunc(c.returns, old)
-	if !endpoint.IsValid() || endpoint == c.current {
-		return
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if endpoint != c.endpoint {
+		c.endpoint, c.changed = endpoint, now
 	}
-	back := endpoint == c.previous || endpoint.Addr() != c.current.Addr() && endpoint.Addr() == c.previous.Addr()
-	if back && !old(c.changed) {
-		c.returns = append(c.returns, now)
+	// Another caller's probe may have arrived since WireGuard was asked.
+	if len(c.recent) > 0 && !slices.ContainsFunc(c.recent[1:], func(r caller) bool { return r.endpoint == endpoint }) {
+		c.recent[0].endpoint = endpoint
 	}
-	if c.current.IsValid() {
-		c.previous, c.changed = c.current, now
-	}
-	c.current = endpoint
 }
 
-// other returns the endpoint of the other one of two callers, invalid if there is one.
-func (c *callers) other() netip.AddrPort {
-	if len(c.returns) < minReturns {
+// areTwo reports whether two gateways call.
+func (c *callers) areTwo(now time.Time) bool {
+	return len(c.returns) == minReturns && now.Sub(c.returns[0]) < callersWindow
+}
+
+// other returns the endpoint of the other one of two callers, invalid if there is one. endpoint is WireGuard's.
+func (c *callers) other(endpoint netip.AddrPort, now time.Time) netip.AddrPort {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !endpoint.IsValid() || !c.areTwo(now) {
 		return netip.AddrPort{}
 	}
-	return c.previous
+	i := slices.IndexFunc(c.recent, func(r caller) bool { return r.endpoint.IsValid() && r.endpoint != endpoint })
+	if i < 0 {
+		return netip.AddrPort{} // not known yet
+	}
+	return c.recent[i].endpoint
 }
 
-// turn returns whether to forget the last handshake, and which caller to send to then: another one may be refused.
-func (c *callers) turn(down bool, now time.Time) (to netip.AddrPort, isDue bool) {
-	to = c.other()
-	stable := now.Sub(c.changed)
-	// While the tunnel works, forgetting would lose packets: a client that tries its endpoints in turn also returns.
-	switch {
-	case !down:
-	case to.IsValid():
-		isDue = stable >= turnAfter && now.Sub(c.turned) >= turnAfter
-	default:
-		isDue = c.current.IsValid() && stable >= forgetAfter && now.Sub(c.turned) >= forgetAfter
+// turn returns whether to forget the last handshake, so that a caller whose handshakes are refused can connect.
+func (c *callers) turn(down bool, now time.Time) (isDue bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	after := forgetAfter
+	if c.areTwo(now) {
+		after = turnAfter
+	} else if !down || !c.endpoint.IsValid() {
+		return false // forgetting loses the packets in transit
 	}
-	if isDue {
-		c.turned = now
+	if now.Sub(c.changed) < after || now.Sub(c.turned) < after {
+		return false
 	}
-	return to, isDue
+	c.turned = now
+	return true
 }
 
-// message describes the callers, empty if there is only one.
-func (c *callers) message() string {
-	if to := c.other(); to.IsValid() {
-		return callersMessage(c.current.String(), to.String())
-	}
-	return ""
+// isWatched reports whether something has changed recently.
+func (c *callers) isWatched(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return now.Sub(c.changed) < watchFor
 }
 
+// callersMessage describes two callers by their endpoints.
 func callersMessage(a, b string) string {
 	if b < a { // they alternate, and the message must not
 		a, b = b, a
@@ -97,19 +133,16 @@ func callersMessage(a, b string) string {
 
 // watchCallers looks for a second caller, and returns how long to wait before the next look.
 func (a *agent) watchCallers(down bool) (next time.Duration) {
-	now, c := time.Now(), &a.callers
+	now, c := time.Now(), &a.livenessServer.callers
 	c.observe(a.measurements.tunnel.Endpoint, now)
-	if to, isDue := c.turn(down, now); isDue {
-		a.cfg.Log.Debug("forgetting the last handshake, as the peer's clock may have been set back", "endpoint", c.current, "other", to)
-		err := a.device.Reset()
-		if err == nil && to.IsValid() {
-			err = a.device.SetEndpoint(to)
-		}
-		if err != nil {
+	if c.turn(down, now) {
+		a.cfg.Log.Debug("forgetting the last handshake, as the peer's clock may have been set back", "endpoint", a.measurements.tunnel.Endpoint)
+		if err := a.device.Reset(); err != nil {
 			a.cfg.Log.Error("cannot forget the last handshake", "error", err)
 		}
+		a.peer.prober.Probe() // it starts a handshake with the current caller, which loses few packets
 	}
-	if now.Sub(c.changed) < watchFor {
+	if c.isWatched(now) {
 		return watchInterval
 	}
 	return loop.MeasureInterval

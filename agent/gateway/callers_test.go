@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -9,74 +8,102 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// Two callers alternate. A gateway that moves, a NAT that assigns another port, and a path that fails over and back do not.
-func TestCallers(t *testing.T) {
-	var ports []string
-	for i := range 50 {
-		ports = append(ports, fmt.Sprintf("192.0.2.1:%d", 51840+i%16))
+// step is a probe of a caller, a letter, that comes from an endpoint.
+type step struct {
+	caller   byte
+	endpoint string
+}
+
+// play has callers send probes, and returns the time of the last one.
+func (c *callers) play(gap time.Duration, steps []step) (now time.Time) {
+	now = time.Now()
+	for _, s := range steps {
+		now = now.Add(gap)
+		c.hear([8]byte{s.caller}, now)
+		endpoint, _ := netip.ParseAddrPort(s.endpoint) // invalid if it is not known
+		c.observe(endpoint, now)
 	}
+	return now
+}
+
+// Two callers send probes in turn. One caller does not, from whatever endpoints its packets come.
+func TestCallers(t *testing.T) {
 	const a, b, c, d = "192.0.2.1:51840", "198.51.100.1:51840", "192.0.2.1:1024", "192.0.2.1:1025"
+	alternating := []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'a', a}}
+	var wanders []step
+	for i := range 300 { // a client tries its endpoints in turn for five minutes, and is restarted in between
+		wanders = append(wanders, step{'a' + byte(i/100), []string{a, b, c}[i%3]})
+	}
 	for _, tt := range []struct {
-		name string
-		gap  time.Duration
-		seen []string
-		want string
+		name  string
+		gap   time.Duration
+		steps []step
+		want  string
 	}{
-		{"one caller", time.Second, []string{a, a, a}, ""},
-		{"not known yet", time.Second, []string{"", a, "", a}, ""},
-		{"the gateway moves", time.Second, []string{a, b, b}, ""},
-		{"it moves back", time.Second, []string{a, b, a}, ""},
-		{"a NAT assigns ports", time.Second, []string{a, c, d, b}, ""},
-		{"a path fails over and back, every minute", time.Minute, []string{a, b, a, b, a, b}, ""},
-		{"one without answers, from each of its ports", 2 * time.Second, ports, ""},
-		{"two callers", time.Second, []string{a, b, a, b, a}, b},
-		{"two callers behind one NAT", time.Second, []string{c, d, c, d, c}, d},
-		{"two callers that change their ports", time.Second, []string{a, b, c, "198.51.100.1:2", d}, "198.51.100.1:2"},
-		{"a copy with an outdated pre-shared key", 15 * time.Second, []string{a, b, a, b, a}, b},
+		{"one caller", time.Second, []step{{'a', a}, {'a', a}, {'a', a}}, ""},
+		{"one caller by three endpoints", time.Second, wanders, ""},
+		{"the gateway restarts again and again", time.Second, []step{{'a', a}, {'b', a}, {'c', a}, {'d', a}, {'e', a}, {'f', a}}, ""},
+		{"late packets of a gateway that has moved", time.Second, []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'b', b}}, ""},
+		{"two callers", time.Second, alternating, b},
+		{"two callers, slowly", 30 * time.Second, alternating, b},
+		{"two callers behind one NAT", time.Second, []step{{'a', c}, {'b', d}, {'a', c}, {'b', d}, {'a', c}}, d},
+		{"two callers that change their ports", time.Second, []step{{'a', a}, {'b', b}, {'a', c}, {'b', "198.51.100.1:2"}, {'a', d}}, "198.51.100.1:2"},
+		{"two callers, one of them by a new endpoint", time.Second, []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'a', b}, {'b', b}, {'a', a}}, b},
+		{"three callers", time.Second, []step{{'a', a}, {'b', b}, {'c', c}, {'a', a}, {'b', b}, {'c', c}}, b},
+		{"two callers, too slowly", callersWindow, alternating, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var x callers
-			now := time.Now()
-			for _, e := range tt.seen {
-				now = now.Add(tt.gap)
-				endpoint, _ := netip.ParseAddrPort(e) // invalid if it is not known
-				x.observe(endpoint, now)
-			}
+			now := x.play(tt.gap, tt.steps)
+			got := x.other(x.endpoint, now)
 			want, _ := netip.ParseAddrPort(tt.want)
-			kit.ErrorIf(t, x.other() != want, "the other caller is %s, want %q", x.other(), tt.want)
-			x.observe(x.current, now.Add(callersWindow))
-			kit.ErrorIf(t, x.other().IsValid(), "the other caller is still %s when it has been gone for %s", x.other(), callersWindow)
+			kit.ErrorIf(t, got != want, "the other caller is %s, want %q", got, tt.want)
+			kit.ErrorIf(t, len(x.recent) > maxCallers || len(x.returns) > minReturns, "it remembers %d callers and %d returns", len(x.recent), len(x.returns))
+			got = x.other(x.endpoint, now.Add(callersWindow))
+			kit.ErrorIf(t, got.IsValid(), "the other caller is still %s when it has been gone for %s", got, callersWindow)
 		})
 	}
 }
 
-// The last handshake is forgotten while one of two callers keeps the other from connecting, and while the only one fails to
-// connect, but not while the tunnel works.
-func TestTurns(t *testing.T) {
-	a, b := netip.MustParseAddrPort("192.0.2.1:51840"), netip.MustParseAddrPort("198.51.100.1:51840")
-	start := time.Now()
-	turns := func(x *callers, down bool, until time.Duration) (n int, to netip.AddrPort) {
-		for since := time.Duration(0); since < until; since += watchInterval {
-			if next, isDue := x.turn(down, start.Add(since)); isDue {
-				n, to = n+1, next
-			}
+// Only probes from the address of the peer's gateway count: each of the peer's nodes sends some, too.
+func TestProbesOfCallers(t *testing.T) {
+	peer, node := netip.MustParseAddr("10.70.95.254"), netip.MustParseAddr("10.80.0.1")
+	var s livenessServer
+	s.peerGateway.setKnown(peer)
+	for by, want := range map[netip.Addr]int{node: 0, peer: 2} {
+		s.callers.recent = nil
+		for i := range 10 {
+			s.handleProbe(by, [8]byte{byte(i % 2)})
 		}
-		return n, to
+		kit.ErrorIf(t, len(s.callers.recent) != want, "probes from %s are of the callers %v", by, s.callers.recent)
 	}
-	two := &callers{}
-	for _, e := range []netip.AddrPort{a, b, a, b, a} {
-		two.observe(e, start)
-	}
-	if n, _ := turns(two, false, time.Minute); n != 0 {
-		t.Errorf("%d handshakes were forgotten while the tunnel works", n)
-	}
-	n, to := turns(two, true, time.Minute)
-	kit.ErrorIf(t, n != 11 || to != b, "in a minute, the callers took %d turns, the last one of %s", n, to)
-	for down, want := range map[bool]int{true: 5, false: 0} {
-		one := &callers{}
-		one.observe(b, start)
-		one.observe(a, start)
-		n, to := turns(one, down, time.Minute)
-		kit.ErrorIf(t, n != want || to.IsValid(), "down %t: in a minute, one caller took %d turns, the last one of %s", down, n, to)
+}
+
+// The last handshake is forgotten while one of two callers keeps the other from connecting, and while the only one fails to
+// connect, but not while it has the tunnel.
+func TestTurns(t *testing.T) {
+	const a, b = "192.0.2.1:51840", "198.51.100.1:51840"
+	for _, tt := range []struct {
+		name  string
+		steps []step
+		down  bool
+		want  int
+	}{
+		{"two callers", []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'a', a}}, false, 12},
+		{"two callers, and the tunnel is down", []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'a', a}}, true, 12},
+		{"one caller by two endpoints", []step{{'a', a}, {'a', b}, {'a', a}, {'a', b}, {'a', a}}, false, 0},
+		{"one caller, and the tunnel is down", []step{{'a', a}, {'a', b}}, true, 6},
+		{"none has called", nil, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var x callers
+			now, n := x.play(time.Second, tt.steps), 0
+			for since := time.Duration(0); since <= time.Minute; since += watchInterval {
+				if x.turn(tt.down, now.Add(since)) {
+					n++
+				}
+			}
+			kit.ErrorIf(t, n != tt.want, "in a minute, it forgot %d handshakes, want %d", n, tt.want)
+		})
 	}
 }

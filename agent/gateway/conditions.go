@@ -291,6 +291,8 @@ type recorder struct {
 	plane, mtu, endpoint string
 	// callers is "two" while two gateways call with one key.
 	callers string
+	// leftOut are the announced endpoints that this gateway does not call.
+	leftOut string
 }
 
 func newRecorder(cfg Config, c client.Client) recorder {
@@ -329,7 +331,7 @@ func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why stri
 	r.recordChange(&r.mtu, mtu, "MTU", "the MTU that both sides support has changed", "MTUChanged")
 	callers := lo.Ternary(s.OtherCaller == "", "one", "two")
 	if r.callers != callers && (r.callers != "" || s.OtherCaller != "") {
-		reason := lo.Ternary(s.OtherCaller == "", "WireGuard does not return to an address that it has left", callersMessage(s.Endpoint, s.OtherCaller))
+		reason := lo.Ternary(s.OtherCaller == "", "all probes come from one gateway again", callersMessage(s.Endpoint, s.OtherCaller))
 		r.add("callers", r.callers, callers, reason, lo.Ternary(s.OtherCaller == "", "OneCaller", "TwoCallers"), s.OtherCaller != "", true)
 	}
 	r.callers = callers
@@ -337,6 +339,14 @@ func (r *recorder) update(uid types.UID, s v1alpha1.PlaneStatus, state, why stri
 		return // the endpoint alternates
 	}
 	r.recordChange(&r.endpoint, s.Endpoint, "endpoint", "WireGuard sends to another address of the peer", "EndpointChanged")
+}
+
+// recordLeftOut records endpoints that the peer announces, although they are addresses of this cluster.
+func (r *recorder) recordLeftOut(now string) {
+	if now != "" && now != r.leftOut {
+		r.add("endpoint", "", now, "the peer announces this endpoint, which is an address of this cluster, and is not called", "EndpointLeftOut", true, true)
+	}
+	r.leftOut = now
 }
 
 // recordChange records a change of a value from the last known one. An empty value is not known.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -324,8 +325,10 @@ func (c *dialer) preferred(used netip.AddrPort, busy bool, rtt time.Duration) (t
 type announcements struct {
 	// channel connects to the peer's gateway, nil before the first connection.
 	channel *exchange.Channel
-	// announced is the usable part of the peer's announcement, nil if there is none.
+	// announced is the usable part of the peer's announcement, nil if there is none. own are the announced endpoints that
+	// are addresses of this cluster.
 	announced *v1alpha1.RemoteAnnouncement
+	own       string
 }
 
 // announcement returns what to announce to the peer: the addresses of all nodes, and the endpoints at which the Service
@@ -380,13 +383,15 @@ func (a *announcements) endpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane, no
 	// It is the API server's address for pods. A name cannot clash with an address that a peer announces.
 	api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
 	own := append([]netip.Addr{api}, podIPs...)
-	got := usableEndpoints(p, plane, nodes, own, ptr.Deref(announced, exchange.Announcement{}))
+	got, leftOut := usableEndpoints(p, plane, nodes, own, ptr.Deref(announced, exchange.Announcement{}))
+	a.own = strings.Join(leftOut, ", ")
 	if a.announced = nil; len(got.Endpoints)+len(got.NodeIPs) > 0 {
 		a.announced = &got
 	}
 	var elsewhere []string
 	if others := otherPlanesEndpoints(p, plane); len(others) > 0 {
-		elsewhere = usableEndpoints(p, plane, nodes, own, exchange.Announcement{Endpoints: others}).Endpoints
+		usable, _ := usableEndpoints(p, plane, nodes, own, exchange.Announcement{Endpoints: others})
+		elsewhere = usable.Endpoints
 	}
 	return lo.Uniq(slices.Concat(got.Endpoints, elsewhere, plane.Endpoints))
 }
@@ -413,11 +418,13 @@ func otherPlanesEndpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane) (out []str
 	return out
 }
 
-// usableEndpoints returns the usable part of a peer's announcement. own are addresses of this cluster other than those
-// of its nodes and pods. Nodes and pods may have very many, so only the announced ones are looked up.
-func usableEndpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr, announced exchange.Announcement) exchange.Announcement {
+// usableEndpoints returns the usable part of a peer's announcement, and the endpoints that are addresses of this
+// cluster. own are such addresses other than those of its nodes and pods. Nodes and pods may have very many, so only the
+// announced ones are looked up.
+func usableEndpoints(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr, announced exchange.Announcement) (usable exchange.Announcement, leftOut []string) {
 	ranges := lo.Map(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })
 	ranges = append(ranges, p.Spec.Local.InternalCIDR.Prefix)
+	ranges = append(ranges, v1alpha1.Prefixes(p.Spec.Local.ServiceCIDRs)...)
 	own = append(own, lo.Map(p.Spec.Local.Hosts, func(h v1alpha1.AddressMapping, _ int) netip.Addr { return h.Real.Addr })...)
 	wanted := lo.Keyify(lo.Map(announced.NodeIPs, func(ip v1alpha1.IP, _ int) netip.Addr { return ip.Addr }))
 	for _, e := range announced.Endpoints {

@@ -1,12 +1,14 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -189,15 +191,25 @@ func TestUsable(t *testing.T) {
 	nodes := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0, "10.244.0.0/24"), "172.18.0.21")}
 	nodes[0].Status.PodIPs = []v1alpha1.IP{{Addr: addr("172.18.0.99")}} // outside of all ranges
 	nodes[0].Status.Resolvers = []v1alpha1.IP{{Addr: addr("172.18.0.53")}}
+	Config{Peering: p.Name}.strip(&nodes[0])
+	p.Spec.Local.ServiceCIDRs = []v1alpha1.CIDR{cidr("10.97.0.0/16")}
+	var logged bytes.Buffer
 	var announced exchange.Announcement
 	for _, s := range []string{
-		"172.18.0.21", "172.18.0.99", "172.18.0.53", "10.96.0.1", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
+		"172.18.0.21", "172.18.0.99", "172.18.0.53", "10.96.0.1", "10.97.0.10", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
 		p.Spec.Remote.ExternalCIDR.Addr().Next().String(), "172.18.0.77",
 	} {
 		announced.Endpoints = append(announced.Endpoints, s+":31820")
 		announced.NodeIPs = append(announced.NodeIPs, v1alpha1.IP{Addr: addr(s)})
 	}
-	got := usableEndpoints(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, announced)
+	got, leftOut := usableEndpoints(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, announced)
+	kit.Check(t, "endpoints of this cluster", strings.Join(leftOut, " "), "172.18.0.21:31820 172.18.0.99:31820 172.18.0.53:31820 10.96.0.1:31820 10.97.0.10:31820 10.244.0.5:31820 10.80.0.1:31820")
+	record := &agent{recorder: quiet()}
+	record.recorder.record.Log = slog.New(slog.NewTextHandler(&logged, nil))
+	for range 3 {
+		record.recorder.recordLeftOut(strings.Join(leftOut, ", "))
+	}
+	kit.ErrorIf(t, strings.Count(logged.String(), "10.97.0.10:31820") != 1, "logged: %s", logged.String())
 	kit.ErrorIf(t, !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}), "may be called: %+v", got)
 	// An address in the peer's own range may be one of its nodes: only the peer is affected.
 	want := []v1alpha1.IP{{Addr: p.Spec.Remote.ExternalCIDR.Addr().Next()}, {Addr: addr("172.18.0.77")}}
@@ -219,7 +231,7 @@ func TestStrippedReports(t *testing.T) {
 			n.Status.Gateways[1].Ready, n.Status.Gateways[1].RTTMicroseconds, n.Status.Gateways[1].LossPercent = i > 0, 500, 3
 			n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{PeeringName: "b", Plane: 1, Ready: true})
 			n.Status.Conditions = []metav1.Condition{{Message: "long"}}
-			n.Status.Kernel, n.Status.Routes, n.Status.Resolvers = &v1alpha1.KernelFacts{}, []v1alpha1.CIDR{cidr("192.0.2.0/24")}, []v1alpha1.IP{{}}
+			n.Status.Kernel, n.Status.Routes, n.Status.Resolvers = &v1alpha1.KernelFacts{}, []v1alpha1.CIDR{cidr("192.0.2.0/24")}, []v1alpha1.IP{{Addr: addr("172.18.7.53")}}
 			nodes = append(nodes, n)
 		}
 		return nodes
@@ -227,17 +239,21 @@ func TestStrippedReports(t *testing.T) {
 	stripped := full()
 	for i := range stripped {
 		Config{Peering: "b"}.strip(&stripped[i])
-		if s := stripped[i].Status; len(s.Gateways) != 2 || len(s.Conditions)+len(s.Routes)+len(s.Resolvers) > 0 ||
+		if s := stripped[i].Status; len(s.Gateways) != 2 || len(s.Conditions)+len(s.Routes) > 0 ||
 			slices.ContainsFunc(s.Gateways, func(g v1alpha1.NodeGateway) bool { return g.RTTMicroseconds > 0 || g.LossPercent > 0 }) {
 			t.Errorf("not stripped: %+v", s)
 		}
 	}
 	all := func(nodes []v1alpha1.NodeNetwork) []any {
 		d, err := desire(local{node: "n1", underlayMTU: 1500}, p, nodes)
-		announced := exchange.Announcement{NodeIPs: []v1alpha1.IP{{Addr: addr("172.18.0.1")}, {Addr: addr("192.0.2.1")}, {Addr: addr("172.18.7.7")}}}
+		announced := exchange.Announcement{
+			NodeIPs:   []v1alpha1.IP{{Addr: addr("172.18.0.1")}, {Addr: addr("192.0.2.1")}, {Addr: addr("172.18.7.7")}},
+			Endpoints: []string{"172.18.7.53:9153", "203.0.113.1:31820"},
+		}
+		usable, leftOut := usableEndpoints(p, p.Plane(0), nodes, nil, announced)
 		return []any{
 			d, err, degradedCondition(p, nodes), announcement("n1", nodes, nodePort(), 0),
-			usableEndpoints(p, p.Plane(0), nodes, nil, announced),
+			usable, leftOut,
 		}
 	}
 	kit.Check(t, "result", all(stripped), all(full()), compare)

@@ -178,7 +178,7 @@ func (c Config) strip(obj client.Object) {
 		}
 	}
 	s := &n.Status
-	s.Gateways, s.Kernel, s.Routes, s.Resolvers, s.Conditions = own, nil, nil, nil, nil
+	s.Gateways, s.Kernel, s.Routes, s.Conditions = own, nil, nil, nil
 }
 
 // agent is run by the loop. Its parts share only values that do not change, and channels. scripts/lint checks what they
@@ -201,7 +201,6 @@ type agent struct {
 	announcements  announcements
 	dialer         dialer
 	measurements   measurements
-	callers        callers
 	conditions     conditions
 	recorder       recorder
 	shown          published

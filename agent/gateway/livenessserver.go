@@ -72,6 +72,8 @@ type livenessServer struct {
 	// that a node sends packets.
 	nodes, peerGateway requesters
 	trafficStarted     notify.Signal
+	// callers are the gateways that send probes with the peer's address.
+	callers callers
 	// senders is how many nodes send packets through this gateway.
 	senders atomic.Int64
 	// stateChanged signals that the tunnel has come up or gone down, and measured does the same for the loop.
@@ -102,7 +104,7 @@ func (s *livenessServer) isLeaving() bool { return s.leaving.Load() }
 // run answers requests until ctx ends, and notifies the requesters when the answer changes.
 func (s *livenessServer) run(ctx context.Context) {
 	s.responder.State, s.responder.OnRequest = s.answer, s.handleRequest
-	s.responder.MTU = func() uint16 { return uint16(s.lastServed().capacity) }
+	s.responder.Measured = s.handleProbe
 	// Requests use IPv4, as the overlay and the tunnel carry nothing else.
 	go loop.RunForever(ctx, s.log, "answer questions", func(ctx context.Context) error {
 		config := net.ListenConfig{Control: udp.Options(unix.SOL_SOCKET, map[int]int{unix.SO_RCVBUFFORCE: receiveBuffer})}
@@ -192,6 +194,14 @@ func (s *livenessServer) handleRequest(by netip.Addr, q liveness.Request) (known
 		s.trafficStarted.Send()
 	}
 	return known
+}
+
+// handleProbe records which of the peer's gateways has sent a probe, and returns the answer.
+func (s *livenessServer) handleProbe(by netip.Addr, nonce [8]byte) (mtu uint16) {
+	if s.peerGateway.isKnown(by) {
+		s.callers.hear(nonce, time.Now())
+	}
+	return uint16(s.lastServed().capacity)
 }
 
 // inUse reports whether packets are sent through this gateway, in any direction.

@@ -116,6 +116,7 @@ func (a *agent) Status(problem string) (status, bool) {
 	tunnel, probes := a.measurements.tunnel, a.measurements.probes
 	if a.device.Device != nil {
 		a.recorder.update(s.peering, s.plane, state, why)
+		a.recorder.recordLeftOut(a.announcements.own)
 	}
 	plane := ptr.Deref(a.peering.Plane(a.local.plane), v1alpha1.Plane{})
 	a.shown.show(&metrics.Plane{
@@ -167,7 +168,7 @@ func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus
 	if !a.measurements.tunnel.LastHandshake.IsZero() {
 		s.LastHandshake = new(metav1.NewTime(a.measurements.tunnel.LastHandshake))
 	}
-	if other := a.callers.other(); other.IsValid() {
+	if other := a.livenessServer.callers.other(a.measurements.tunnel.Endpoint, time.Now()); other.IsValid() {
 		s.OtherCaller = other.String()
 	}
 	switch {
@@ -183,8 +184,8 @@ func (a *agent) planeStatus(v tunnelHealth, problem string) v1alpha1.PlaneStatus
 
 // disconnectedReason explains why a tunnel does not work.
 func (a *agent) disconnectedReason(s v1alpha1.PlaneStatus, v tunnelHealth) string {
-	if two := a.callers.message(); two != "" {
-		return two
+	if s.OtherCaller != "" {
+		return callersMessage(s.Endpoint, s.OtherCaller)
 	}
 	var why string
 	calls := len(a.dialer.endpoints.hosts) > 0

@@ -108,7 +108,7 @@ func TestOddEndpointsAreNotCalled(t *testing.T) {
 	}
 	// The same applies if the previous gateway recorded it.
 	p := peering(t, v1alpha1.Client, newKey(t))
-	got := usableEndpoints(p, &p.Spec.Planes[0], nil, nil, v1alpha1.RemoteAnnouncement{
+	got, _ := usableEndpoints(p, &p.Spec.Planes[0], nil, nil, v1alpha1.RemoteAnnouncement{
 		Endpoints: []string{"[2001:db8::1%x\nallowed_ip=0.0.0.0/0]:51840", "[2001:db8::2]:51840"},
 	})
 	kit.ErrorIf(t, !slices.Equal(got.Endpoints, []string{"[2001:db8::2]:51840"}), "usable: %q", got.Endpoints)

@@ -323,11 +323,12 @@ func callable(addresses []netip.Addr, port uint16, own []netip.Prefix) []netip.A
 	at := func(port uint16) []string {
 		return lo.Map(addresses, func(a netip.Addr, _ int) string { return netip.AddrPortFrom(a, port).String() })
 	}
-	usable := exchange.Filter{Own: own, Endpoints: at(0)}.Usable(exchange.Announcement{Endpoints: at(port)}).Endpoints
-	return lo.Map(usable, func(e string, _ int) netip.AddrPort { return netip.MustParseAddrPort(e) })
+	usable, _ := exchange.Filter{Own: own, Endpoints: at(0)}.Usable(exchange.Announcement{Endpoints: at(port)})
+	return lo.Map(usable.Endpoints, func(e string, _ int) netip.AddrPort { return netip.MustParseAddrPort(e) })
 }
 
-// ownRanges are the addresses of the cluster's API server, nodes and pods, and those by which it knows its peers' pods.
+// ownRanges are the addresses of the cluster's API server, nodes, pods and Services, and those by which it knows its
+// peers' pods.
 func (x *clusterReader) ownRanges() (out []netip.Prefix) {
 	add := func(a netip.Addr) { out = append(out, netip.PrefixFrom(a, a.BitLen())) }
 	if x.Server.IsValid() {
@@ -340,6 +341,10 @@ func (x *clusterReader) ownRanges() (out []netip.Prefix) {
 				out = append(out, p)
 			}
 		}
+	}
+	for _, p := range x.facts.Peerings {
+		out = append(out, v1alpha1.Prefixes(p.Spec.Local.ServiceCIDRs)...)
+		out = append(out, lo.Map(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })...)
 	}
 	for _, entry := range lo.FromPtr(x.facts.Ledger).Spec.Peers {
 		out = append(out, lo.Map(entry.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Mapped.Prefix })...)

@@ -352,7 +352,10 @@ func TestCallable(t *testing.T) {
 	node := kubetest.Node("n1", true, "172.18.1.11")
 	node.Spec.PodCIDRs = []string{"10.244.0.0/24"}
 	c.facts.Machines.Nodes = []corev1.Node{*node}
-	kit.Check(t, "own ranges", fmt.Sprint(c.ownRanges()), "[192.0.2.1/32 172.18.1.11/32 10.244.0.0/24]")
+	c.facts.Peerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Local: v1alpha1.LocalNetwork{
+		ServiceCIDRs: []v1alpha1.CIDR{kit.CIDR("10.96.0.0/12")}, Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")},
+	}}}}
+	kit.Check(t, "own ranges", fmt.Sprint(c.ownRanges()), "[192.0.2.1/32 172.18.1.11/32 10.244.0.0/24 10.96.0.0/12 10.244.0.0/16]")
 }
 
 // A node agent's token holds addresses beside its own. doctor names the node, and --fix releases them, but neither the

@@ -354,11 +354,12 @@ type Filter struct {
 	NodeIPs   []v1alpha1.IP
 }
 
-// Usable returns the endpoints that may be used, and the addresses that may be the peer's nodes, sorted.
-func (f Filter) Usable(in Announcement) (out Announcement) {
-	own, tunneled := ipam.Set(f.Own), ipam.Set(f.Tunneled)
+// Usable returns the endpoints that may be used, and the addresses that may be the peer's nodes, sorted. own are the
+// endpoints with addresses of this cluster.
+func (f Filter) Usable(in Announcement) (out Announcement, own []string) {
+	ownAddrs, tunneled := ipam.Set(f.Own), ipam.Set(f.Tunneled)
 	allows := func(a netip.Addr, mayBePrivate bool) bool {
-		return isUsable(a) && !own.Contains(a) && (mayBePrivate || !ipam.IsPrivateAddr(a))
+		return isUsable(a) && !ownAddrs.Contains(a) && (mayBePrivate || !ipam.IsPrivateAddr(a))
 	}
 	called := lo.FilterMap(f.Endpoints, func(e string, _ int) (netip.AddrPort, bool) {
 		addrPort, err := netip.ParseAddrPort(e)
@@ -370,12 +371,14 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 		known := slices.ContainsFunc(called, func(c netip.AddrPort) bool { return c.Port() == e.Port() })
 		if err == nil && (known || e.Port() >= minPort) && allows(e.Addr(), isPrivate) && !tunneled.Contains(e.Addr()) {
 			out.Endpoints = append(out.Endpoints, s)
+		} else if err == nil && ownAddrs.Contains(e.Addr()) {
+			own = append(own, s)
 		}
 	}
 	isPrivate = slices.ContainsFunc(f.NodeIPs, func(ip v1alpha1.IP) bool { return ipam.IsPrivateAddr(ip.Addr) })
 	out.NodeIPs = slices.DeleteFunc(slices.Clone(in.NodeIPs), func(ip v1alpha1.IP) bool { return !allows(ip.Addr, isPrivate) })
 	out.NodeIPs = slices.Compact(slices.SortedFunc(slices.Values(out.NodeIPs), func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) }))
-	return out
+	return out, own
 }
 
 // isUsable reports whether an address may belong to a machine.

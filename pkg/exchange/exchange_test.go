@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/samber/lo"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/test/kit"
@@ -103,10 +105,12 @@ func TestFilter(t *testing.T) {
 		"private addresses of the other kind": {[]string{"[fd00::9]:31820"}, []string{"[fd00::10]:31820"}, []string{"[fd00::10]:31820"}},
 	} {
 		f := Filter{Own: own, Tunneled: []netip.Prefix{netip.MustParsePrefix("10.70.0.0/18")}, Endpoints: tt.known}
-		kit.Check(t, name, f.Usable(Announcement{Endpoints: tt.in}).Endpoints, tt.want)
+		usable, own := f.Usable(Announcement{Endpoints: tt.in})
+		kit.Check(t, name, usable.Endpoints, tt.want)
+		kit.Check(t, name+": of this cluster", own, lo.Ternary(name == "our own", tt.in, nil))
 	}
 	f := Filter{Own: own, NodeIPs: []v1alpha1.IP{ip("172.18.0.9")}}
-	got := f.Usable(Announcement{NodeIPs: []v1alpha1.IP{ip("172.18.0.11"), ip("172.18.0.10"), ip("172.18.0.2"), ip("127.0.0.1"), ip("172.18.0.11")}})
+	got, _ := f.Usable(Announcement{NodeIPs: []v1alpha1.IP{ip("172.18.0.11"), ip("172.18.0.10"), ip("172.18.0.2"), ip("127.0.0.1"), ip("172.18.0.11")}})
 	kit.Check(t, "addresses of nodes", got.NodeIPs, []v1alpha1.IP{ip("172.18.0.10"), ip("172.18.0.11")}, comparable)
 }
 

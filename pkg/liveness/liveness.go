@@ -154,8 +154,9 @@ type Responder struct {
 	// the answer for an address.
 	OnRequest func(by netip.Addr, q Request) (known bool)
 	State     func(to netip.Addr) Answer
-	// MTU returns the answer to requests that measure, from any address. Nothing else happens when they arrive.
-	MTU func() uint16
+	// Measured is called for each request that measures, from any address. It takes the requester's nonce, and returns the
+	// answer.
+	Measured func(by netip.Addr, nonce [8]byte) (mtu uint16)
 
 	mu         sync.Mutex
 	conn       net.PacketConn
@@ -182,7 +183,7 @@ func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 		case !f.Measures:
 			r.handle(f, by, b)
 		case len(b) == headerLength:
-			r.send(f, Answer{MTU: r.MTU()}, by, b)
+			r.send(f, Answer{MTU: r.Measured(by.Addr(), f.nonce)}, by, b)
 		}
 	})
 }

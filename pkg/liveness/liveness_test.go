@@ -63,7 +63,7 @@ func newLink(t *testing.T, counts bool) *link {
 		}
 		return !l.unknown.Load()
 	}
-	l.responder.MTU = func() uint16 { return 1420 }
+	l.responder.Measured = func(netip.Addr, [8]byte) uint16 { return 1420 }
 	conn := kit.Must(net.ListenPacket("udp4", "127.0.0.1:0"))(t)
 	l.remote = netip.MustParseAddrPort(conn.LocalAddr().String())
 	l.session = liveness.New(netip.MustParseAddr("127.0.0.1"), l.remote, 10, l.changed)

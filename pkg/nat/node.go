@@ -340,6 +340,8 @@ func (n Node) toPeers() rules {
 	out := rules{
 		{"segment size", clampMSS()},
 		{"replies of pods", concat(replies(), accept())},
+		// The endpoints of one peer may be in the range of another.
+		{"tunnels lead to no pod of a peer", concat(from(setGateways), udpSport(n.TunnelPort), drop(hookForward, "tunnel-to-peer"))},
 		{"services with remote endpoints", concat(destinationTranslated(), accept())},
 		{"only pods reach peers through this node", concat(not(from(setPods)), drop(hookForward, "not-a-pod"))},
 	}

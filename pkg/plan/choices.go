@@ -123,6 +123,8 @@ const AnnotationEndpoints = "liqonet.io/endpoints"
 const (
 	// maxEndpoints is how many endpoints a plane of a Peering can hold.
 	maxEndpoints = 16
+	// maxServiceCIDRs is how many ranges of Services a Peering can hold.
+	maxServiceCIDRs = 16
 	// maxNodeIPs is how many node addresses a Peering can hold. It keeps the object small enough for the API server.
 	maxNodeIPs = 4096
 )

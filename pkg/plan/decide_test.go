@@ -296,7 +296,7 @@ func agree(t *testing.T, seed int, a, b *input, sa, sb v1alpha1.PeeringSpec) {
 }
 
 func TestPlanPeering(t *testing.T) {
-	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.1.0.0/16"}, "", "")
+	a, b := newFacts("a", []string{"10.1.0.0/16"}, "10.96.0.0/12", ""), newFacts("b", []string{"10.1.0.0/16"}, "", "")
 	b.facts.Ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
 	*a.withEntry(b, 7) = v1alpha1.PeerAllocation{
 		ClusterID: b.facts.Network.ClusterID, Name: "b", Index: 7, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
@@ -316,6 +316,7 @@ func TestPlanPeering(t *testing.T) {
 		Index: 7,
 		Local: v1alpha1.LocalNetwork{
 			ClusterID: "id-of-a", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.128.0/18"),
+			ServiceCIDRs: []v1alpha1.CIDR{cidr("10.96.0.0/12")},
 		},
 		Remote: v1alpha1.RemoteNetwork{
 			ClusterID: b.facts.Network.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),

@@ -226,10 +226,13 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 	if err != nil {
 		return err
 	}
-	ips := nodeIPs(d.peer.Nodes)
+	ips, services := nodeIPs(d.peer.Nodes), d.input.facts.Network.ServiceCIDRs.Prefixes()
 	spec := v1alpha1.PeeringSpec{
 		Index: given.Index,
-		Local: v1alpha1.LocalNetwork{ClusterID: c.ClusterID, Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts},
+		Local: v1alpha1.LocalNetwork{
+			ClusterID: c.ClusterID, Pods: got.Pods, InternalCIDR: c.Ledger.Spec.InternalCIDR, ExternalCIDR: external, Hosts: hosts,
+			ServiceCIDRs: v1alpha1.NewCIDRs(services[:min(len(services), maxServiceCIDRs)]...),
+		},
 		Remote: v1alpha1.RemoteNetwork{
 			ClusterID: d.peer.ClusterID, Name: cmp.Or(lo.FromPtr(d.input.facts.Existing).Spec.Remote.Name, d.peer.Name),
 			Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: ips[:min(len(ips), maxNodeIPs)],

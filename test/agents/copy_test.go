@@ -2,6 +2,9 @@ package agents
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -70,18 +73,50 @@ func TestRestoredCopy(t *testing.T) {
 	a.awaitConditions(t, "both planes work", metav1.ConditionTrue, metav1.ConditionTrue)
 }
 
-// snapshotNamed is how long the peer may take to name a copy with the same ID.
-const snapshotNamed = time.Minute
+// snapshotNamed is how long the peer may take to name a copy with the same ID. tunnelTurn is longer than one of two callers
+// keeps the tunnel.
+const snapshotNamed, tunnelTurn = time.Minute, 15 * time.Second
+
+// programAhead builds the agents with a WireGuard whose clock is an hour ahead.
+func programAhead(t *testing.T) (path string) {
+	t.Helper()
+	dir := t.TempDir()
+	module := strings.TrimSpace(string(kit.Must(exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "golang.zx2c4.com/wireguard").Output())(t)))
+	kit.NoError(t, os.CopyFS(filepath.Join(dir, "wireguard"), os.DirFS(module)))
+	clock := filepath.Join(dir, "wireguard", "tai64n", "tai64n.go")
+	text := string(kit.Must(os.ReadFile(clock))(t))
+	ahead := strings.Replace(text, "stamp(time.Now())", "stamp(time.Now().Add(time.Hour))", 1)
+	kit.FatalIf(t, ahead == text, "WireGuard asks for the time in another place")
+	kit.NoError(t, os.WriteFile(clock, []byte(ahead), 0o600))
+	for name, more := range map[string]string{"go.mod": "\nreplace golang.zx2c4.com/wireguard => " + filepath.Join(dir, "wireguard") + "\n", "go.sum": ""} {
+		text := kit.Must(os.ReadFile(filepath.Join("..", "..", name)))(t)
+		kit.NoError(t, os.WriteFile(filepath.Join(dir, name), append(text, more...), 0o600))
+	}
+	path = filepath.Join(dir, "liqonet-agent")
+	out, err := exec.Command("go", "build", "-modfile="+filepath.Join(dir, "go.mod"), "-o", path, "../../agent").CombinedOutput()
+	kit.FatalIf(t, err != nil, "build the agents: %v: %s", err, out)
+	return path
+}
 
 // A cluster that was started from a snapshot of another one's machines has the same ID and keys. The peer names both callers.
-// When the copy is gone, packets pass again.
+// When the copy is gone, packets pass again. Even if the copy's clock is ahead, it does not keep the original out.
 func TestSnapshotIsNamed(t *testing.T) {
+	t.Run("same clock", func(t *testing.T) { trySnapshot(t, program) })
+	t.Run("clock ahead", func(t *testing.T) { trySnapshot(t, programAhead(t)) })
+}
+
+// trySnapshot starts a copy whose agents run a program.
+func trySnapshot(t *testing.T, ofCopy string) {
+	t.Helper()
 	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
 	clusters := newClusters(t, o)
 	settled(t, clusters)
 	a, b := clusters[0], clusters[1]
-	there := send(t, a, b, 8)
+	there, back := send(t, a, b, 8), send(t, b, a, 8)
+	ofAll := program
+	program = ofCopy
 	copied := b.copy(t, o, a, b.id)
+	program = ofAll
 	kit.Within(t, snapshotNamed, "the peer names the copy", func() string {
 		var p v1alpha1.Peering
 		if err := a.api.Client.Get(t.Context(), types.NamespacedName{Name: a.peer()}, &p); err != nil {
@@ -96,9 +131,12 @@ func TestSnapshotIsNamed(t *testing.T) {
 	text := kit.Must(scrape(a.nodes[0].pod, a.nodes[0].gatewayIP))(t)
 	other := kit.Must(scrape(a.nodes[0].pod, a.nodes[1].gatewayIP))(t)
 	kit.ErrorIf(t, value(text, "liqonet_gateway_other_caller")+value(other, "liqonet_gateway_other_caller") < 1, "no gateway counts another caller")
+	// By then, nothing is left of the sessions from before.
+	later := time.Now().Add(tunnelTurn)
+	kit.Within(t, snapshotNamed, "the original sends and receives again", func() string { return back.NoneSince(later) })
 	for _, agent := range copied.agents {
 		agent.kill()
 	}
-	t.Logf("while a copy with the same keys runs: %v", flow.End(there))
+	t.Logf("while a copy with the same keys runs: %v", flow.End(there, back))
 	settled(t, clusters)
 }

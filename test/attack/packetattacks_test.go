@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
@@ -76,6 +77,13 @@ func (n *scene) fromPeers() []attack {
 			from := n.B.Nodes[1].Pod
 			question := dataplane.Packet(netip.AddrPortFrom(from.Addr, liveness.Port), netip.AddrPortFrom(gateway.Overlay.Mapped, liveness.Port), []byte("forged"))
 			return n.reaches(t, gateway.Gateway.NS, source, func() error { return dataplane.SendRaw(from.NS, question) })
+		}},
+		{remoteGateway, "of the third cluster, names a pod of a peer as its endpoint, which this cluster's gateway calls", n.nodeRule("to-peers", "tunnels lead to no pod"), func(t *testing.T) bool {
+			caller, called := a.Others[0].Gateway, n.B.Nodes[0].Pod
+			return n.arrives(t, called.NS, netip.Addr{}, func(port uint16) error {
+				handshake := dataplane.Packet(netip.AddrPortFrom(caller.Addr, tunnel.ListenPort+1), netip.AddrPortFrom(called.Mapped, port), []byte("forged"))
+				return dataplane.SendRaw(caller.NS, handshake)
+			})
 		}},
 		{peersPod, "reads the gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), reaches(n.B.Nodes[1].Pod.NS, gateway.Overlay.Mapped, v1alpha1.MetricsPort)},
 		{remoteGateway, "breaks a connection between two pods by an ICMP error", all(n.gatewayRule(gateway, "errors-in", aboutOthers), n.nodeRule("errors-in", aboutOthers)), func(t *testing.T) bool {
@@ -253,7 +261,7 @@ func (n *scene) fromNeighbors() []attack {
 				return plainly(near.Pod.NS, near.Pod.Addr, gateway.Overlay.Addr)(liveness.Port)
 			})
 		}},
-		{rawPod, "asks the gateway whether the tunnel works, in the name of another node", all(n.nodeRule("to-peers", "only pods reach peers"), n.nodeRule("to-peers", "only this node's pods")), func(t *testing.T) bool {
+		{rawPod, "asks the gateway whether the tunnel works, in the name of another node", n.nodeRule("to-peers", "only pods reach peers"), func(t *testing.T) bool {
 			return n.reaches(t, gateway.Gateway.NS, netip.Addr{}, func() error {
 				return plainly(near.Pod.NS, far.Overlay.Addr, gateway.Overlay.Addr)(liveness.Port)
 			})

@@ -79,7 +79,7 @@ func newScene(t *testing.T, kind overlay.Kind) *scene {
 	for i := range n.A.Nodes {
 		n.A.Nodes[i].Do(t, dataplane.AcceptForward)
 		// A service that leads to a pod of the second node.
-		n.A.Nodes[i].Output(t, "nft", fmt.Sprintf("table ip service { chain prerouting { type nat hook prerouting priority -100; ip daddr %s meta l4proto udp dnat to %s; }; }", clusterIP, n.A.Nodes[1].Pod.Addr))
+		n.A.Nodes[i].Do(t, func() error { return serve(clusterIP, n.A.Nodes[1].Pod.Addr) })
 		n.LAN.Route(t, netip.PrefixFrom(n.A.Nodes[i].Pod.Addr, 24).Masked(), n.A.Nodes[i].Host.Addr)
 		dataplane.Plugin(
 			t, n.A.Nodes[i].NS,
@@ -111,6 +111,21 @@ var (
 	// hidden is a host that is not exposed.
 	hidden = addr("172.18.9.10")
 )
+
+// serve has a service lead to a pod by UDP.
+func serve(service, pod netip.Addr) error {
+	c, table := &nftables.Conn{}, &nftables.Table{Name: "service", Family: nftables.TableFamilyIPv4}
+	chain := c.AddChain(&nftables.Chain{
+		Name: "prerouting", Table: c.AddTable(table), Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest,
+	})
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(nft.Meta(expr.MetaKeyL4PROTO, unix.IPPROTO_UDP), []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: service.AsSlice()},
+		&expr.Immediate{Register: 1, Data: pod.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1},
+	})})
+	return c.Flush()
+}
 
 // way gives a namespace a table that leads everywhere by one interface.
 func way(t *testing.T, ns *netns.NS, table int, r *netlink.Route, dev string) {

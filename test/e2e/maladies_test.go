@@ -108,6 +108,10 @@ func maladies() []malady {
 			begin: applied(denyAll, undone("-n liqonet-system delete networkpolicy deny")),
 		},
 		{
+			name: "cluster-wide default deny", cheap: true, check: "liqonet-policy-02",
+			says: `cluster-wide policies may block packets of gateways: GlobalNetworkPolicy default-deny`, begin: deniesEverywhere,
+		},
+		{
 			name: "API server gone", check: "liqonet-api-01", says: `the API server does not answer`,
 			begin: func(t *testing.T, _ context.Context, x *patients) func() {
 				return paused(t, processOf(t, x.b.Name+"-cp", "kube-apiserver"))
@@ -229,6 +233,24 @@ metadata: {name: deny, namespace: liqonet-system}
 spec:
   podSelector: {}
   policyTypes: [Ingress, Egress]
+`
+
+const globalPolicies = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: globalnetworkpolicies.crd.projectcalico.org}
+spec:
+  group: crd.projectcalico.org
+  names: {kind: GlobalNetworkPolicy, plural: globalnetworkpolicies}
+  scope: Cluster
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+`
+
+const globalDeny = `
+apiVersion: crd.projectcalico.org/v1
+kind: GlobalNetworkPolicy
+metadata: {name: default-deny}
+spec: {namespaceSelector: 'kubernetes.io/metadata.name not in {"kube-system"}', types: [Ingress, Egress]}
 `
 
 const leftService = `

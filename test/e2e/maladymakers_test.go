@@ -138,3 +138,17 @@ func duplicateAddress(t *testing.T, ctx context.Context, x *patients) func() {
 		wait`, x.bystander.Node.Address)
 	return background(t, x.carrier.Node, "sh", "-c", script)
 }
+
+// deniesEverywhere has a policy of Calico that denies packets in most namespaces. No Calico runs here: nodes drop what it
+// would drop.
+func deniesEverywhere(t *testing.T, ctx context.Context, x *patients) func() {
+	apply(t, ctx, x.a, globalPolicies)
+	const definition = "crd globalnetworkpolicies.crd.projectcalico.org"
+	x.kubectl(t, ctx, "wait --for=condition=Established "+definition)
+	apply(t, ctx, x.a, globalDeny)
+	repair := dropsBetween("in ip saddr %s meta l4proto udp drop", "out ip daddr %s meta l4proto udp drop")(t, ctx, x)
+	return func() {
+		repair()
+		x.kubectl(t, context.WithoutCancel(ctx), "delete "+definition)
+	}
+}

@@ -164,7 +164,8 @@ func TestPlanes(t *testing.T) {
 var persistent = []string{"stopped", "node cut off", "cut in one direction", "large packets dropped"}
 
 // While a gateway does not work, whatever the fault, the condition Redundant is False within 30 s, by what kubectl waits
-// for. If no gateway of a cluster runs any more, Ready is Unknown, and Redundant stays False.
+// for, and an alert fires. If no plane works, Connected and Ready are False too, and if no gateway of a cluster runs any
+// more, they are Unknown: then the alert fires that wakes people.
 func TestConditionsDuringFaults(t *testing.T) {
 	a, b := fx.alpha, fx.beta
 	begin(t)
@@ -176,6 +177,8 @@ func TestConditionsDuringFaults(t *testing.T) {
 		a.kubectl(t, ctx, "wait", "--for=condition="+condition, "--timeout="+timeout, "peering/"+b.Name)
 	}
 	const soon, repaired = "35s", "120s" // kubectl itself takes a while
+	const unreachable = "LiqonetPeerUnreachable"
+	planeAlerts := []string{"LiqonetPlaneDown", "LiqonetGatewayGone", "LiqonetAgentDown"}
 	for _, f := range faults() {
 		if !slices.Contains(persistent, f.name) {
 			continue
@@ -183,17 +186,37 @@ func TestConditionsDuringFaults(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			gateway := inUse(t, ctx, a, b, b.nodes[0])
 			at := a.at(gateway.node)
+			gateways := a.agents(t, "gateway")
+			before := a.scrape(t, ctx, gateways, at)
+			fires := firing(t, before, before, 10)
+			expect(t, len(fires) == 0, "before the fault fires %v", fires)
 			fs := flowsOf(t, ctx, status(t, ctx, 0, a, b), a, b, (at+1)%len(a.nodes), 0, f.size)
 			fs.answeredFor(t, ctx, steady, callTimeout)
 			repair := f.do(t, ctx, a, gateway, a.nodes[at])
 			becomes("Redundant=False", soon)
 			becomes("Connected=True", "5s")
+			fires = firing(t, before, a.scrape(t, ctx, gateways, at), 10)
+			t.Log("alerts: ", fires)
+			expect(t, len(lo.Intersect(fires, planeAlerts)) > 0 && !slices.Contains(fires, unreachable), "one plane fails: fires %v", fires)
 			repair()
 			becomes("Redundant=True", repaired)
 			flow.End(fs...)
 		})
 	}
+	t.Run("no plane works", func(t *testing.T) {
+		gateways := a.agents(t, "gateway")
+		before := a.scrape(t, ctx, gateways, 0)
+		repair := dropOn(t, ctx, b.nodes, "in drop", "out drop")
+		defer repair()
+		becomes("Connected=False", soon)
+		becomes("Ready=False", "5s")
+		becomes("Redundant=False", "5s")
+		fires := firing(t, before, a.scrape(t, ctx, gateways, 0), 3)
+		expect(t, slices.Contains(fires, unreachable), "no plane works: fires %v", fires)
+	})
+	becomes("Redundant=True", repaired)
 	t.Run("no gateway runs", func(t *testing.T) {
+		before := a.scrape(t, ctx, a.agents(t, "gateway"), 0)
 		scale := func(to string) {
 			a.kubectl(t, ctx, "-n", "liqonet-system", "scale", "deployments", "-l", v1alpha1.LabelPeering+"="+b.Name, "--replicas="+to)
 		}
@@ -206,7 +229,10 @@ func TestConditionsDuringFaults(t *testing.T) {
 			return ""
 		})
 		becomes("Ready=Unknown", soon)
+		becomes("Connected=Unknown", "5s")
 		becomes("Redundant=False", "5s")
+		fires := firing(t, before, nil, 3)
+		expect(t, slices.Contains(fires, unreachable), "no gateway runs: fires %v", fires)
 	})
 	becomes("Ready=True", repaired)
 	becomes("Redundant=True", repaired)

@@ -123,6 +123,11 @@ type LocalNetwork struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +optional
 	Hosts []AddressMapping `json:"hosts,omitempty"`
+	// ServiceCIDRs has the ranges of this cluster's Services. Gateways do not call endpoints in them that the peer announces.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +optional
+	ServiceCIDRs []CIDR `json:"serviceCIDRs,omitempty"`
 }
 
 // AddressMapping is an address, and the one by which the peer knows it.
