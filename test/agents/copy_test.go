@@ -140,3 +140,39 @@ func trySnapshot(t *testing.T, ofCopy string) {
 	t.Logf("while a copy with the same keys runs: %v", flow.End(there, back))
 	settled(t, clusters)
 }
+
+// A client that calls one endpoint after the other, and returns to the first each time that works again, is not taken for two.
+func TestClientIsNoCopy(t *testing.T) {
+	clusters := newClusters(t, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace})
+	settled(t, clusters)
+	server := clusters[0]
+	first := &server.nodes[0]
+	last := ""
+	calls := func(what string) {
+		t.Helper()
+		kit.Within(t, settleTimeout, "the client calls "+what, func() string {
+			var p v1alpha1.Peering
+			if err := server.api.Client.Get(t.Context(), types.NamespacedName{Name: server.peer()}, &p); err != nil {
+				return err.Error()
+			}
+			s := p.PlaneStatus(0)
+			kit.FatalIf(t, s.OtherCaller != "", "the client is taken for two, from %s and %s", s.Endpoint, s.OtherCaller)
+			if !s.Connected || s.Endpoint == last {
+				return fmt.Sprintf("%+v", s)
+			}
+			last = s.Endpoint
+			return ""
+		})
+	}
+	calls("a node") // each node translates its packets to another port
+	began, rounds := time.Now(), 5
+	for i := 0; i < rounds || kit.Full() && time.Since(began) < 5*time.Minute; i++ {
+		first.Output(t, "nft", fmt.Sprintf(`add table ip closed; add chain ip closed in { type filter hook prerouting priority -500; }
+			add rule ip closed in udp dport %d drop`, nodePorts))
+		calls("the other node")
+		first.Output(t, "nft", "delete table ip closed")
+		calls("the gateway's node")
+	}
+	text := server.gateways[0].log.String()
+	kit.ErrorIf(t, strings.Contains(text, "TwoCallers") || strings.Contains(text, "two gateways call"), "the client was taken for two:\n%s", text)
+}
