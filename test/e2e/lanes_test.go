@@ -39,12 +39,12 @@ type place struct {
 	// whole is the part that runs a test with all of its cases, where some of them, other
 	// ones in each run, guard every change.
 	whole string
-	// byTurns says that one test of the lane that has it guards every change, another one in each run.
+	// byTurns says that some of these tests, of all lanes, guard every change, other ones in each run.
 	byTurns bool
 }
 
-// turns is how many tests by turns of a lane guard every change.
-const turns = 1
+// turns is how many tests by turns guard every change.
+const turns = 2
 
 // in says if a test belongs to a part.
 func (p place) in(part string) bool { return p.part == part || p.whole != "" && p.whole == part }
@@ -132,6 +132,9 @@ func selectTests(ctx context.Context) (map[lane][]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the tests of %q: %w", first, err)
 	}
+	if pattern == "" && *part == everyChange {
+		wanted = takeTurns(rand.New(rand.NewPCG(*seed, 0)), wanted)
+	}
 	byLane := map[lane][]string{}
 	for _, name := range wanted {
 		// Who names tests gets them, whichever part they belong to.
@@ -144,9 +147,6 @@ func selectTests(ctx context.Context) (map[lane][]string, error) {
 		}
 	}
 	for l, names := range byLane {
-		if pattern == "" && *part == everyChange {
-			names = takeTurns(rand.New(rand.NewPCG(*seed, 0)), names)
-		}
 		out[l] = append(out[l], "-test.run=^("+strings.Join(names, "|")+")$"+rest)
 	}
 	if len(out)+len(byLane) == 0 {
@@ -244,7 +244,6 @@ var places = map[string]place{
 	"TestInterrupted":          {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestKilledAfterEachWrite": {lane: laneEqual, whole: writesPart, byTurns: true},
 	"TestKubectlCompletes":     {lane: laneEqual},
-	"TestPlanes":               {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual, whole: networksPart},
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestVerifyFaults":         {lane: laneEqual, whole: checksPart, byTurns: true},
@@ -254,6 +253,7 @@ var places = map[string]place{
 	"TestMTU":                          {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestNodesComeAndGo":               {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestPeeringDeletedByHand":         {lane: laneOther, whole: failuresPart, byTurns: true},
+	"TestPlanes":                       {lane: laneOther},
 	"TestStopped":                      {lane: laneOther, whole: failuresPart, byTurns: true},
 	"TestTroubles":                     {lane: laneOther, whole: damagesPart, byTurns: true},
 

@@ -157,7 +157,7 @@ func TestPlanes(t *testing.T) {
 	for _, i := range sample(random(t), len(roles()), 1) {
 		chosen = append(chosen, roles()[i])
 	}
-	failover(t, fx.alpha, fx.beta, faults()[:1], chosen, bare.Runs)
+	failover(t, fx.gamma, fx.delta, faults()[:1], chosen, bare.Runs)
 }
 
 // persistent are the faults whose effect lasts until they are repaired, by name.
