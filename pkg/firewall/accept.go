@@ -464,9 +464,8 @@ type legacyEntry struct {
 	_            [20]byte // the hooks, and counters
 }
 
-// checkLegacy returns the rules that are missing in chains of iptables-legacy that drop packets that no rule accepts.
-// There are none if iptables-legacy is not in use.
-func checkLegacy(overlayPort uint16) (advice []string, err error) {
+// legacyTables returns the tables of iptables-legacy that exist.
+func legacyTables() ([]string, error) {
 	names, err := os.ReadFile(legacyNames)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // the kernel's module is not loaded
@@ -474,8 +473,15 @@ func checkLegacy(overlayPort uint16) (advice []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the tables of iptables-legacy: %w", err)
 	}
-	if !slices.Contains(strings.Fields(string(names)), legacyTable) {
-		return nil, nil
+	return strings.Fields(string(names)), nil
+}
+
+// checkLegacy returns the rules that are missing in chains of iptables-legacy that drop packets that no rule accepts.
+// There are none if iptables-legacy is not in use.
+func checkLegacy(overlayPort uint16) (advice []string, err error) {
+	names, err := legacyTables()
+	if err != nil || !slices.Contains(names, legacyTable) {
+		return nil, err
 	}
 	info, entries, err := readLegacy()
 	if err != nil {
@@ -497,29 +503,19 @@ func checkLegacy(overlayPort uint16) (advice []string, err error) {
 // readLegacy reads the table of the calling thread's network namespace. It needs only CAP_NET_ADMIN. The error is
 // EAGAIN if another process changes the table at the same time.
 func readLegacy() (info legacyInfo, entries []byte, err error) {
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return info, nil, fmt.Errorf("open a socket: %w", err)
-	}
-	defer func() { err = errors.Join(err, unix.Close(socket)) }()
 	if info, err = legacyInfoOf(legacyTable); err != nil {
 		return info, nil, err
 	}
 	const header = nameLength + 8 // struct ipt_get_entries
 	b := make([]byte, header+int(info.Size))
 	binary.NativeEndian.PutUint32(b[nameLength:], info.Size)
-	return info, b[header:], legacyOption(socket, getEntries, legacyTable, b)
+	return info, b[header:], legacyOption(getEntries, legacyTable, b)
 }
 
 // legacyInfoOf reads the number of a table's entries, which does not need the entries.
 func legacyInfoOf(table string) (info legacyInfo, err error) {
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return info, fmt.Errorf("open a socket: %w", err)
-	}
-	defer func() { err = errors.Join(err, unix.Close(socket)) }()
 	b := make([]byte, binary.Size(info))
-	if err := legacyOption(socket, getInfo, table, b); err != nil {
+	if err := legacyOption(getInfo, table, b); err != nil {
 		return info, err
 	}
 	_, err = binary.Decode(b, binary.NativeEndian, &info)
@@ -527,7 +523,12 @@ func legacyInfoOf(table string) (info legacyInfo, err error) {
 }
 
 // legacyOption reads a socket option about a table into value, which begins with the table's name.
-func legacyOption(socket int, option uintptr, table string, value []byte) error {
+func legacyOption(option uintptr, table string, value []byte) (err error) {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open a socket: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Close(socket)) }()
 	copy(value, table)
 	size := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(socket), unix.IPPROTO_IP, option,

@@ -3,11 +3,9 @@ package firewall
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -23,10 +21,26 @@ import (
 
 // Foreign returns the names of chains and tables of others that have rules, in the calling thread's network namespace.
 // In a gateway, where nobody else has any, they may redirect or drop packets of the peering.
-func Foreign() (names []string, err error) {
+func Foreign() ([]string, error) {
+	names, err := findForeign(nftables.TableFamilyUnspecified, func(ch *nftables.Chain, rules []*nftables.Rule) []string {
+		drops := ch.Policy != nil && *ch.Policy == nftables.ChainPolicyDrop
+		if ch.Hooknum == nil || len(rules) == 0 && !drops {
+			return nil
+		}
+		return []string{fmt.Sprintf("nftables chain %s %s", ch.Table.Name, ch.Name)}
+	})
+	if err != nil {
+		return nil, err
+	}
+	legacy, err := usedLegacyTables()
+	return append(slices.Compact(names), legacy...), err // families have chains of the same name
+}
+
+// findForeign returns what find returns for the chains of others of a family, or of all families, in alphabetical order.
+func findForeign(family nftables.TableFamily, find func(ch *nftables.Chain, rules []*nftables.Rule) []string) (found []string, err error) {
 	// Not a lasting connection: replies about refused messages may stay in it.
 	c := &nftables.Conn{}
-	chains, err := nft.ListChains(c, nftables.TableFamilyUnspecified)
+	chains, err := nft.ListChains(c, family)
 	if err != nil {
 		return nil, err
 	}
@@ -38,27 +52,21 @@ func Foreign() (names []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		drops := ch.Policy != nil && *ch.Policy == nftables.ChainPolicyDrop
-		if ch.Hooknum != nil && (len(rules) > 0 || drops) {
-			names = append(names, fmt.Sprintf("nftables chain %s %s", ch.Table.Name, ch.Name))
-		}
+		found = append(found, find(ch, rules)...)
 	}
-	legacy, err := legacyTables()
-	return slices.Compact(slices.Sorted(slices.Values(append(names, legacy...)))), err
+	slices.Sort(found)
+	return found, nil
 }
 
-// legacyTables returns the tables of iptables-legacy that have rules. Without any, a table has one entry for the policy
-// of each of its chains, and one at the end.
-func legacyTables() (names []string, err error) {
-	raw, err := os.ReadFile(legacyNames)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // the kernel's module is not loaded
-	}
+// usedLegacyTables returns the tables of iptables-legacy that have rules. Without any, a table has one entry for the
+// policy of each of its chains, and one at the end.
+func usedLegacyTables() (names []string, err error) {
+	tables, err := legacyTables()
 	if err != nil {
-		return nil, fmt.Errorf("list the tables of iptables-legacy: %w", err)
+		return nil, err
 	}
 	empty := map[string]uint32{"filter": 4, "nat": 5, "mangle": 6, "raw": 3, "security": 4}
-	for _, table := range strings.Fields(string(raw)) {
+	for _, table := range slices.Sorted(slices.Values(tables)) {
 		info, err := legacyInfoOf(table)
 		if err != nil {
 			return nil, fmt.Errorf("read the table %s of iptables-legacy: %w", table, err)
@@ -74,26 +82,19 @@ func legacyTables() (names []string, err error) {
 // one of the peers' ranges, by an interface of the overlay, or to the overlay's UDP port. It knows rules that compare
 // with one value, in nftables and in chains of iptables-nft, and no sets.
 func PartialDrops(ranges []netip.Prefix, overlayPort uint16) (out []string, err error) {
-	c := &nftables.Conn{}
 	for family, name := range map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "ip", nftables.TableFamilyINet: "inet"} {
-		chains, err := nft.ListChains(c, family)
+		found, err := findForeign(family, func(ch *nftables.Chain, rules []*nftables.Rule) (drops []string) {
+			for _, r := range rules {
+				if what := matchOfDrop(r.Exprs, ranges, overlayPort); what != "" {
+					drops = append(drops, fmt.Sprintf("nftables chain %s %s %s: %s", name, ch.Table.Name, ch.Name, what))
+				}
+			}
+			return drops
+		})
 		if err != nil {
 			return nil, err
 		}
-		for _, ch := range chains {
-			if ch.Table.Name == nft.TableName {
-				continue
-			}
-			rules, err := rulesOf(c, ch.Table, ch.Name)
-			if err != nil {
-				return nil, err
-			}
-			for _, r := range rules {
-				if what := matchOfDrop(r.Exprs, ranges, overlayPort); what != "" {
-					out = append(out, fmt.Sprintf("nftables chain %s %s %s: %s", name, ch.Table.Name, ch.Name, what))
-				}
-			}
-		}
+		out = append(out, found...)
 	}
 	return slices.Compact(slices.Sorted(slices.Values(out))), nil
 }

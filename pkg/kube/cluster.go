@@ -23,9 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -256,7 +254,7 @@ func (c *Cluster) WatchResponses(ctx context.Context) (watched *Cluster, watchin
 	}()
 	own := *c
 	own.Responsive = responding
-	own.Client = timedClient{c.Client, func() { end(c.unresponsive()) }}
+	own.Client = timed(c.Client, func() { end(c.unresponsive()) })
 	return &own, watching, func() { end(context.Canceled) }
 }
 
@@ -309,71 +307,24 @@ func detached(ctx context.Context, atMost time.Duration, until context.Context) 
 	return ctx, func() { cancel(); stop() }
 }
 
-// timedClient calls expire when a single request gets no response within [ResponseTimeout], even while others get one.
-type timedClient struct {
-	client.WithWatch
-	expire func()
-}
-
-// call counts time in steps, as this process may have been suspended.
-func (t timedClient) call(request func() error) error {
-	answered := make(chan struct{})
-	defer close(answered)
-	go func() {
-		for range ResponseTimeout / lock.RenewInterval {
-			select {
-			case <-time.After(lock.RenewInterval):
-			case <-answered:
-				return
+// timed returns a client that calls expire when a single request gets no response within [ResponseTimeout], even while
+// others get one. It counts time in steps, as this process may have been suspended.
+func timed(api client.WithWatch, expire func()) client.WithWatch {
+	return around{WithWatch: api, pass: func(_ written, send func() error) error {
+		answered := make(chan struct{})
+		defer close(answered)
+		go func() {
+			for range ResponseTimeout / lock.RenewInterval {
+				select {
+				case <-time.After(lock.RenewInterval):
+				case <-answered:
+					return
+				}
 			}
-		}
-		t.expire()
-	}()
-	return request()
-}
-
-// Get implements [client.Reader].
-func (t timedClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-	return t.call(func() error { return t.WithWatch.Get(ctx, key, obj, opts...) })
-}
-
-// List implements [client.Reader].
-func (t timedClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	return t.call(func() error { return t.WithWatch.List(ctx, list, opts...) })
-}
-
-// Watch implements [client.WithWatch].
-func (t timedClient) Watch(ctx context.Context, list client.ObjectList, opts ...client.ListOption) (w watch.Interface, err error) {
-	err = t.call(func() error {
-		w, err = t.WithWatch.Watch(ctx, list, opts...)
-		return err
-	})
-	return w, err
-}
-
-// Create implements [client.Writer].
-func (t timedClient) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
-	return t.call(func() error { return t.WithWatch.Create(ctx, obj, opts...) })
-}
-
-// Update implements [client.Writer].
-func (t timedClient) Update(ctx context.Context, obj client.Object, opts ...client.UpdateOption) error {
-	return t.call(func() error { return t.WithWatch.Update(ctx, obj, opts...) })
-}
-
-// Patch implements [client.Writer].
-func (t timedClient) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-	return t.call(func() error { return t.WithWatch.Patch(ctx, obj, patch, opts...) })
-}
-
-// Apply implements [client.Writer].
-func (t timedClient) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-	return t.call(func() error { return t.WithWatch.Apply(ctx, obj, opts...) })
-}
-
-// Delete implements [client.Writer].
-func (t timedClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
-	return t.call(func() error { return t.WithWatch.Delete(ctx, obj, opts...) })
+			expire()
+		}()
+		return send()
+	}}
 }
 
 // PodsHint returns the command that shows why our pods do not start.
