@@ -182,10 +182,10 @@ chaos: lab-programs image ## faults at random in three peered clusters under loa
 # Parts which write docs/results/NAME.json. Faults at random, and full load, last for an hour; the others take less.
 E2E_PARTS := $(addprefix test-long-,networks failures writes damages failover outages checks faults healthy)
 .PHONY: test-long
-test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-pairs test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench bench-scale ## all that takes longer (root)
+test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-pairs test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile test-long-fuzz bench bench-scale ## all that takes longer (root)
 
 # The names of all results. scale stands for both of bench-scale.
-PARTS := $(patsubst test-long-%,%,$(E2E_PARTS)) chaos load lab vm plays pairs sizes race supply attack hostile bench scale
+PARTS := $(patsubst test-long-%,%,$(E2E_PARTS)) chaos load lab vm plays pairs sizes race supply attack hostile fuzz bench scale
 .PHONY: test-long-touched
 test-long-touched: ## the parts of test-long that depend on something that has changed since the commit BASE (root)
 	@test -n "$(BASE)" || { echo "say since which commit: make test-long-touched BASE=COMMIT"; exit 1; }
@@ -245,6 +245,11 @@ test-long-attack: lab-programs
 test-long-hostile:
 	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result hostile -- \
 		-count=1 -timeout 55m -run '^TestHostile' $(COMMANDS)
+
+# Each fuzz target for a minute, or for LIQONET_TEST_FUZZTIME.
+.PHONY: test-long-fuzz
+test-long-fuzz:
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result fuzz -of pkg,agent -- -count=1 -timeout 80m ./test/fuzz
 
 # All but BenchmarkScale, which bench-scale has.
 .PHONY: bench
