@@ -1,14 +1,20 @@
 package dataplane_test
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/nft"
@@ -136,6 +142,141 @@ func TestNothingLeavesUnencrypted(t *testing.T) {
 		}
 		works()
 	}
+}
+
+// While an agent replaces or repairs its rules and links, nothing leaves unencrypted, although all packets would without the table.
+func TestNothingLeavesWhileRulesChange(t *testing.T) {
+	o := anyPair(t)
+	n := dataplane.New(t, o)
+	a, peer, router := n.A, n.B.Nodes[0].Pod, n.LAN
+	node := a.Nodes[0]
+	node.Do(t, dataplane.AcceptForward)
+	node.Route(t, netip.MustParsePrefix("0.0.0.0/0"), router.Addr)
+	for _, at := range []string{"all", "eth0", "cni0"} {
+		node.Sysctl(t, "ipv4/conf/"+at+"/rp_filter", "0")
+	}
+	router.NS.Addr(t, "lo", netip.PrefixFrom(peer.Mapped, 32))
+	leaked := arrivals(t, router.NS, netip.AddrPortFrom(peer.Mapped, dataplane.RemotePort))
+	sent := sendAlways(t, netip.AddrPortFrom(peer.Mapped, dataplane.RemotePort), node.Pod.NS, node.NS)
+	table, state := a.NodeTable(0), a.NodeState(t, o.Overlay, 0)
+	applyTable := func(change func(*nat.Node)) {
+		want := table
+		want.Gateways, want.Remote = slices.Clone(table.Gateways), slices.Clone(table.Remote)
+		change(&want)
+		netns.Expect(t, node.NS, true, "the table", func() (bool, error) { return nat.ApplyNode(t.Context(), want) })
+	}
+	unrouted := func(do func(i int)) func(int) {
+		return func(i int) {
+			if i == 0 {
+				node.Do(t, func() error { return netlink.RuleDel(ourRule()) })
+			}
+			do(i)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		do   func(i int)
+	}{
+		{"another limit", unrouted(func(i int) { applyTable(func(w *nat.Node) { w.Gateways[0].LimitNew = uint32(1 + i%2) }) })},
+		{"an adjacent range comes and goes", unrouted(func(i int) {
+			applyTable(func(w *nat.Node) { // the ranges become one in the kernel
+				if i%2 == 0 {
+					w.Remote = append(w.Remote, netip.MustParsePrefix("10.60.0.0/16"))
+				}
+			})
+		})},
+		{"ends of tunnels come and go", unrouted(func(i int) {
+			applyTable(func(w *nat.Node) {
+				if i%2 == 0 {
+					w.Endpoints = []netip.Addr{peer.Mapped.Next()}
+				}
+			})
+		})},
+		{"the table becomes dormant", unrouted(func(int) {
+			// For a moment, only the unreachable routes are left, so our rule is back.
+			dataplane.ApplyNode(t, node.NS, table, state)
+			dormant(t, node.NS)
+			dataplane.ApplyNode(t, node.NS, table, state)
+		})},
+		{"a link is deleted", func(int) {
+			node.Do(t, func() error {
+				l, err := netlink.LinkByName(state.Links[0].Name)
+				if err != nil {
+					return err
+				}
+				return netlink.LinkDel(l)
+			})
+			dataplane.ApplyNode(t, node.NS, table, state)
+		}},
+		{"our rule is deleted", func(int) {
+			node.Do(t, func() error { return netlink.RuleDel(ourRule()) })
+			dataplane.ApplyNode(t, node.NS, table, state)
+		}},
+	} {
+		before, lost := sent(), leaked()
+		for i := range lo.Ternary(kit.Full(), 40, 8) {
+			c.do(i)
+		}
+		dataplane.ApplyNode(t, node.NS, table, state)
+		kit.ErrorIf(t, sent()-before < 100, "%s: %d packets are too few", c.name, sent()-before)
+		kit.ErrorIf(t, leaked() > lost, "%s: %d of %d packets left unencrypted", c.name, leaked()-lost, sent()-before)
+	}
+	removeChain(t, node.NS, "encrypted-only")
+	node.Do(t, func() error { return netlink.RuleDel(ourRule()) })
+	kit.Within(t, patience, "packets leave unencrypted without the chain", func() string {
+		return lo.Ternary(leaked() == 0, "none does", "")
+	})
+}
+
+// arrivals counts the packets that arrive at an address.
+func arrivals(t *testing.T, ns *netns.NS, at netip.AddrPort) (count func() int64) {
+	t.Helper()
+	conn := netns.In(t, ns, func() (*net.UDPConn, error) { return net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at)) })
+	t.Cleanup(func() { kit.CheckNoError(t, conn.Close()) })
+	var n atomic.Int64
+	go func() {
+		for b := make([]byte, 100); ; n.Add(1) {
+			if _, err := conn.Read(b); err != nil {
+				return
+			}
+		}
+	}()
+	return n.Load
+}
+
+// sendPause leaves the processor to agents.
+const sendPause = 20 * time.Microsecond
+
+// sendAlways sends packets from namespaces all the time. Some are refused, as errors of earlier ones tell.
+func sendAlways(t *testing.T, to netip.AddrPort, from ...*netns.NS) (count func() int64) {
+	t.Helper()
+	var n atomic.Int64
+	var sending sync.WaitGroup
+	ctx, end := context.WithCancel(t.Context())
+	t.Cleanup(func() { end(); sending.Wait() })
+	for _, ns := range from {
+		conn := netns.In(t, ns, func() (net.Conn, error) { return net.Dial("udp4", to.String()) })
+		t.Cleanup(func() { kit.CheckNoError(t, conn.Close()) })
+		sending.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := conn.Write([]byte("plain")); err == nil {
+					n.Add(1)
+				}
+				time.Sleep(sendPause)
+			}
+		})
+	}
+	return n.Load
+}
+
+// dormant makes our table do nothing.
+func dormant(t *testing.T, ns *netns.NS) {
+	t.Helper()
+	ns.Do(t, func() error {
+		c := &nftables.Conn{}
+		c.AddTable(&nftables.Table{Name: nft.TableName, Family: nftables.TableFamilyIPv4, Flags: unix.NFT_TABLE_F_DORMANT})
+		return c.Flush()
+	})
 }
 
 // removeChain removes a chain of our table.
