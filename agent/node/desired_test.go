@@ -253,6 +253,21 @@ func TestDesireSpread(t *testing.T) {
 	}
 }
 
+// What a peering costs a node, as docs/limits.md has it, for a peer with two ranges.
+func TestCostOfAPeering(t *testing.T) {
+	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	for planes, want := range []string{"1 links, 5 routes", "2 links, 12 routes"} {
+		if planes > 0 {
+			second := p.Spec.Planes[0]
+			second.Index, second.RemoteAddress.Addr = 1, second.RemoteAddress.Next()
+			p.Spec.Planes = append(p.Spec.Planes, second)
+			p.Status.Planes = append(p.Status.Planes, v1alpha1.PlaneStatus{Index: 1, PodIP: v1alpha1.IP{Addr: addr("10.244.8.8")}, MTU: 1390, NodeName: "n9"})
+		}
+		d := kit.Must(desire(local{name: "n2", address: addr("10.80.0.7")}, []v1alpha1.Peering{p}))(t)
+		kit.Check(t, fmt.Sprint(planes+1, " planes"), fmt.Sprintf("%d links, %d routes", len(d.overlay.Links), len(d.overlay.Routes)), want)
+	}
+}
+
 func TestDesireErrors(t *testing.T) {
 	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
 	if _, err := desire(local{address: addr("10.81.0.1")}, []v1alpha1.Peering{p}); err == nil {
