@@ -201,9 +201,11 @@ type portCheck struct {
 // minCheckTime is the minimum time to wait for an answer to a check.
 const minCheckTime = 20 * time.Millisecond
 
-// newPortCheck sends the datagram. rtt is the round trip time to the endpoint.
+// newPortCheck sends the datagram, from a port of tunnels: nodes let these through to fewer destinations (nat.Node). rtt is
+// the round trip time to the endpoint.
 func newPortCheck(to netip.AddrPort, busy bool, rtt time.Duration) (*portCheck, error) {
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	from := &net.UDPAddr{Port: int(wire.EndOfRange(tunnel.ListenPort))} // the last one that the tunnel itself would use
+	conn, err := net.DialUDP("udp", from, net.UDPAddrFromAddrPort(to))
 	if err == nil {
 		if _, err = conn.Write([]byte{0}); err != nil {
 			_ = conn.Close()

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -19,6 +21,8 @@ func TestKnock(t *testing.T) {
 		return k.refused()
 	}
 	kit.ErrorIf(t, refused(), "a port with a listener has refused")
+	_, from, err := silent.ReadFromUDPAddrPort(make([]byte, 9))
+	kit.ErrorIf(t, err != nil || from.Port() < tunnel.ListenPort || from.Port() > wire.EndOfRange(tunnel.ListenPort), "from %s, which nodes do not know as a tunnel: %v", from, err)
 	kit.NoError(t, silent.Close())
 	kit.ErrorIf(t, !refused(), "a port without a listener has not refused")
 }
