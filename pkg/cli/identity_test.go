@@ -18,7 +18,7 @@ const identityPath = "/secrets/" + manifests.IdentitySecretName
 
 // peer prints fingerprints, as text and as a document. Later ones can be required on the command line, in the environment and in a file.
 func TestFingerprints(t *testing.T) {
-	_, _, _ = startTwo(t)
+	startTwo(t)
 	var doc peerResult
 	kit.NoError(t, json.Unmarshal([]byte(command(t, "peer", "a", "b", "-o", "json").ends(ExitOK).stdout), &doc))
 	kit.FatalIf(t, len(doc.Identities) != 2 || doc.Identities[0].Cluster != "a" || doc.Identities[1].ClusterID != "id-of-b", "%+v", doc.Identities)
@@ -58,12 +58,14 @@ func proxy(t *testing.T, before *httptest.Server, identity http.HandlerFunc) str
 	return s.URL
 }
 
-func notAllowed(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusForbidden)
-	_ = json.NewEncoder(w).Encode(metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
-	})
+func notAllowed(t *testing.T) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		kit.CheckNoError(t, json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
+		}))
+	}
 }
 
 // Who may not read the other cluster's identity is told by commands that read that it is unverified; others end.
@@ -73,7 +75,7 @@ func TestUnverified(t *testing.T) {
 		o := command(t, strings.Fields(args)...).ends(ExitOK)
 		o.is("nothing about identities", strings.Contains(o.stdout+o.stderr, "unverified"))
 	}
-	at(a.URL, proxy(t, b.Server, notAllowed))
+	at(a.URL, proxy(t, b.Server, notAllowed(t)))
 	for _, args := range []string{"map a b 10.244.0.7", "expose-host a b --list", "status a b", "status a b -o json", "doctor a b --objects-only"} {
 		o := command(t, strings.Fields(args)...)
 		o.is("an exit code that does not mean an identity", o.code == ExitIdentity)
@@ -96,7 +98,7 @@ func TestEachCommandChecksTheIdentity(t *testing.T) {
 		secret := manifests.IdentitySecret(make([]byte, 32))
 		secret.TypeMeta = metav1.TypeMeta{Kind: "Secret", APIVersion: "v1"}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(secret)
+		kit.CheckNoError(t, json.NewEncoder(w).Encode(secret))
 	}))
 	for _, args := range []string{
 		"map a b 10.244.0.7", "map b a 10.244.0.7", "expose-host a b --list", "expose-host a b 192.168.7.7", "expose-host a b 192.168.7.7 --remove",
