@@ -315,16 +315,18 @@ func (w *Site) killed(verb, object string) *kube.Cluster {
 // creates one that the node does not know.
 func TestInterruptedChangeOfKeys(t *testing.T) {
 	t.Parallel()
-	for i, tt := range []struct{ verb, object string }{
+	moments := []struct{ verb, object string }{
 		{"patch", "Deployment liqonet-system/gateway-b-0"},
 		{"patch", "DaemonSet liqonet-system/liqonet-node"},
 		{"create", "Secret liqonet-system/liqonet-overlay-2"},
 		{"update", "ClusterNetwork cluster"},
 		{"delete", "Secret liqonet-system/liqonet-overlay-1"},
-	} {
-		if testing.Short() && i > 0 {
-			return // each takes seconds
-		}
+	}
+	few := 2
+	if testing.Short() {
+		few = 1 // each takes seconds
+	}
+	for _, tt := range kubetest.Some(t, moments, few, len(moments)) {
 		t.Run(tt.verb+" "+tt.object, func(t *testing.T) {
 			t.Parallel()
 			a, b := withGuest(t)
@@ -427,7 +429,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 	peer := func(o engine.Options) func(t *testing.T, a, b *Site) {
 		return func(t *testing.T, a, b *Site) { MustPeer(t, a, b, o) }
 	}
-	for name, other := range map[string]command{
+	for name, other := range kubetest.SomeOf(t, 2, map[string]command{
 		"rotate-keys":                     {isExclusive: true, run: rotate, image: "image:1"},
 		"rotate-keys of the only peering": {isAlone: true, isExclusive: true, run: rotate, image: "image:1"},
 		"peer after a node has left": {image: "image:1", run: func(t *testing.T, a, b *Site) {
@@ -437,7 +439,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 		"upgrade":             {isExclusive: true, run: func(t *testing.T, a, _ *Site) { mustUpgrade(t, Newer(), a) }, image: "image:2"},
 		"peer --agent-image":  {run: peer(engine.Options{Image: "image:3"}), image: "image:3"},
 		"peer --node-metrics": {run: peer(engine.Options{NodeMetrics: "node"}), image: "image:1", metrics: true},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			at, done := 0, true

@@ -291,8 +291,7 @@ func TestUnpeerPeerThatHangs(t *testing.T) {
 	for i := range 60 {
 		requests = append(requests, i+1)
 	}
-	for _, what := range kubetest.Some(t, slices.Sorted(maps.Keys(hungs)), 3, len(hungs)) {
-		isHung := hungs[what]
+	for what, isHung := range kubetest.SomeOf(t, 3, hungs) {
 		for _, from := range kubetest.Some(t, requests, 1, 20) {
 			kit.Bubble(t, fmt.Sprint(what, " from request ", from), func(t *testing.T) {
 				a, b := TwoSites(t)

@@ -3,15 +3,18 @@ package kubetest
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -156,6 +159,12 @@ func Some[T any](t *testing.T, all []T, few, full int) []T {
 	t.Logf("-seed %d: %d of %d", Seed(), min(few, len(all)), len(all))
 	rand.New(rand.NewPCG(Seed(), 0)).Shuffle(len(all), reflect.Swapper(all))
 	return all[:min(few, len(all))]
+}
+
+// SomeOf are a few entries of all, others each time.
+func SomeOf[T any](t *testing.T, few int, all map[string]T) map[string]T {
+	t.Helper()
+	return lo.PickByKeys(all, Some(t, slices.Sorted(maps.Keys(all)), few, len(all)))
 }
 
 // Moments are the numbers of a few writes, others each time, of all that a command makes; with Full, of all.
