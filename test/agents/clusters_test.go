@@ -102,12 +102,18 @@ func (c *cluster) start(t testing.TB) {
 	}
 	for i := range c.gateways {
 		n := &c.nodes[i]
-		env := []string{"POD_IPS=" + n.gatewayIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + n.name}
-		files := map[string][]byte{"1": wire.GatewayKey(c.key[:], v1alpha1.GatewayName(c.peer(), int32(i)), 1), v1alpha1.PrivateKeyFile: c.keys[i][:], v1alpha1.PresharedKeyFile: presharedKey[:]}
-		c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.PresharedKeyFile)
+		c.startGateway(t, i, n, n.gateway, n.gatewayIP)
 		c.agents = append(c.agents, c.gateways[i])
-		c.gateways[i].start(t)
 	}
+}
+
+// startGateway starts the gateway of a plane in a pod of a node.
+func (c *cluster) startGateway(t testing.TB, plane int, n *machine, pod *netns.NS, podIP netip.Addr) {
+	t.Helper()
+	env := []string{"POD_IPS=" + podIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + podIP.String()}
+	files := map[string][]byte{"1": wire.GatewayKey(c.key[:], v1alpha1.GatewayName(c.peer(), int32(plane)), 1), v1alpha1.PrivateKeyFile: c.keys[plane][:], v1alpha1.PresharedKeyFile: presharedKey[:]}
+	c.gateways[plane] = newProcess(t, pod, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", plane), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.PresharedKeyFile)
+	c.gateways[plane].start(t)
 }
 
 // copy creates a copy of a client's cluster, with its objects and keys, and starts its agents. id is the copy's own ID.
@@ -143,17 +149,9 @@ func (c *cluster) addNodes(t testing.TB, underlay *netns.NS) {
 			n.gatewayIP = n.gatewayIP.Next()
 		}
 		n.podAddr = n.gatewayIP.Next()
-		attach := func(name string, addr netip.Addr) *netns.NS {
-			ns := netns.New(t, n.name+"-"+name)
-			netns.Veth(t, ns, "eth0", n.NS, name)
-			n.Enslave(t, name, "cni0")
-			ns.Addr(t, "eth0", netip.PrefixFrom(addr, 24))
-			ns.Route(t, netip.MustParsePrefix("0.0.0.0/0"), router)
-			return ns
-		}
-		n.pod = attach("pod", n.podAddr)
+		n.pod = n.attach(t, "pod", n.podAddr)
 		dataplane.ServeUDP(t, n.pod, echoPort)
-		n.gateway = attach("gateway", n.gatewayIP)
+		n.gateway = n.attach(t, "gateway", n.gatewayIP)
 	}
 	for i := range c.nodes {
 		other := c.nodes[1-i]
@@ -166,6 +164,17 @@ func (c *cluster) addNodes(t testing.TB, underlay *netns.NS) {
 		}
 		dataplane.CNI(t, c.nodes[i].NS, netip.MustParsePrefix(pods), services, true)
 	}
+}
+
+// attach creates a pod.
+func (m *machine) attach(t testing.TB, name string, addr netip.Addr) *netns.NS {
+	t.Helper()
+	ns := netns.New(t, m.name+"-"+name)
+	netns.Veth(t, ns, "eth0", m.NS, name)
+	m.Enslave(t, name, "cni0")
+	ns.Addr(t, "eth0", netip.PrefixFrom(addr, 24))
+	ns.Route(t, netip.MustParsePrefix("0.0.0.0/0"), netip.PrefixFrom(addr, 24).Masked().Addr().Next())
+	return ns
 }
 
 // serve starts the cluster's API server, with all objects that a command would have written.
