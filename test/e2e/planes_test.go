@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -172,7 +173,7 @@ func TestConditionsDuringFaults(t *testing.T) {
 	ctx := t.Context() // several faults, each with its repair
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name)
 	checkPair(t, ctx, a, b)
-	becomes := func(condition, timeout string) {
+	becomes := func(t *testing.T, condition, timeout string) {
 		t.Helper()
 		a.kubectl(t, ctx, "wait", "--for=condition="+condition, "--timeout="+timeout, "peering/"+b.Name)
 	}
@@ -192,14 +193,18 @@ func TestConditionsDuringFaults(t *testing.T) {
 			expect(t, len(fires) == 0, "before the fault fires %v", fires)
 			fs := flowsOf(t, ctx, status(t, ctx, 0, a, b), a, b, (at+1)%len(a.nodes), 0, f.size)
 			fs.answeredFor(t, ctx, steady, callTimeout)
-			repair := f.do(t, ctx, a, gateway, a.nodes[at])
-			becomes("Redundant=False", soon)
-			becomes("Connected=True", "5s")
+			repair := sync.OnceFunc(f.do(t, ctx, a, gateway, a.nodes[at]))
+			defer func() {
+				repair()
+				logFailure(t, ctx, a, b)
+			}()
+			becomes(t, "Redundant=False", soon)
+			becomes(t, "Connected=True", "5s")
 			fires = firing(t, before, a.scrape(t, ctx, gateways, at), 10)
 			t.Log("alerts: ", fires)
 			expect(t, len(lo.Intersect(fires, planeAlerts)) > 0 && !slices.Contains(fires, unreachable), "one plane fails: fires %v", fires)
 			repair()
-			becomes("Redundant=True", repaired)
+			becomes(t, "Redundant=True", repaired)
 			flow.End(fs...)
 		})
 	}
@@ -208,13 +213,13 @@ func TestConditionsDuringFaults(t *testing.T) {
 		before := a.scrape(t, ctx, gateways, 0)
 		repair := dropOn(t, ctx, b.nodes, "in drop", "out drop")
 		defer repair()
-		becomes("Connected=False", soon)
-		becomes("Ready=False", "5s")
-		becomes("Redundant=False", "5s")
+		becomes(t, "Connected=False", soon)
+		becomes(t, "Ready=False", "5s")
+		becomes(t, "Redundant=False", "5s")
 		fires := firing(t, before, a.scrape(t, ctx, gateways, 0), 3)
 		expect(t, slices.Contains(fires, unreachable), "no plane works: fires %v", fires)
 	})
-	becomes("Redundant=True", repaired)
+	becomes(t, "Redundant=True", repaired)
 	t.Run("no gateway runs", func(t *testing.T) {
 		before := a.scrape(t, ctx, a.agents(t, "gateway"), 0)
 		scale := func(to string) {
@@ -228,14 +233,14 @@ func TestConditionsDuringFaults(t *testing.T) {
 			}
 			return ""
 		})
-		becomes("Ready=Unknown", soon)
-		becomes("Connected=Unknown", "5s")
-		becomes("Redundant=False", "5s")
+		becomes(t, "Ready=Unknown", soon)
+		becomes(t, "Connected=Unknown", "5s")
+		becomes(t, "Redundant=False", "5s")
 		fires := firing(t, before, nil, 3)
 		expect(t, slices.Contains(fires, unreachable), "no gateway runs: fires %v", fires)
 	})
-	becomes("Ready=True", repaired)
-	becomes("Redundant=True", repaired)
+	becomes(t, "Ready=True", repaired)
+	becomes(t, "Redundant=True", repaired)
 	checkRepaired(t, ctx, a, b)
 	unpeered(t, ctx, a, b)
 }
@@ -351,13 +356,19 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage
 			t.Errorf("%s: the TCP connection has ended: %v", f.name, err)
 		}
 	}
-	if t.Failed() {
-		for _, c := range []*cluster{c, peer} {
-			logs, err := c.Run(ctx, "", "logs", "-n", "liqonet-system", "-l", "app.kubernetes.io/name=liqonet", "--prefix", "--since=60s", "--tail=-1")
-			t.Logf("%s: what agents said in the last minute: %v\n%s", c.Name, err, logs)
-		}
-	}
+	logFailure(t, ctx, c, peer)
 	return outage, stall, late
+}
+
+// logFailure prints the agents' logs of the last minute if the test has failed.
+func logFailure(t *testing.T, ctx context.Context, clusters ...*cluster) {
+	if !t.Failed() {
+		return
+	}
+	for _, c := range clusters {
+		logs, err := c.Run(ctx, "", "logs", "-n", "liqonet-system", "-l", "app.kubernetes.io/name=liqonet", "--prefix", "--since=60s", "--tail=-1")
+		t.Logf("%s: what agents said in the last minute: %v\n%s", c.Name, err, logs)
+	}
 }
 
 // inUse is the gateway of a cluster in the plane by which a node of its peer sends packets, or in one of these planes, when
