@@ -56,12 +56,11 @@ const (
 	maxLength = 65507
 )
 
-// Flags. In a request, flagUp means that the requester sends packets over this path, and flagNotReceiving that it
-// receives none. flagMeasures is set in requests that only measure.
+// Flags. In a request, flagUp means Request.InUse. flagMeasures is set in requests that only measure.
 const (
 	flagUp           = 1
 	flagLeaving      = 2
-	flagNotReceiving = 4
+	flagLosesAnswers = 4
 	flagMeasures     = 8
 )
 
@@ -86,8 +85,9 @@ type Answer struct {
 
 // Request is the requester's report about a path.
 type Request struct {
-	// InUse is set if the requester sends packets over the path, and NotReceiving if it receives none.
-	InUse, NotReceiving bool
+	// InUse is set if the requester sends packets over the path, and LosesAnswers if it receives no answers, or none of
+	// full size.
+	InUse, LosesAnswers bool
 	// Measures is set if the request only measures.
 	Measures bool
 	// Reached are the planes through which a node reaches the peer: ReachKnown and a bit for each plane. It is 0 while
@@ -113,7 +113,7 @@ func (f frame) encode(b []byte) {
 	copy(b, magic)
 	b[4], b[5] = version, f.kind
 	b[6] = lo.Ternary[byte](f.InUse || f.Up, flagUp, 0) | lo.Ternary[byte](f.Leaving, flagLeaving, 0) |
-		lo.Ternary[byte](f.NotReceiving, flagNotReceiving, 0) | lo.Ternary[byte](f.Measures, flagMeasures, 0)
+		lo.Ternary[byte](f.LosesAnswers, flagLosesAnswers, 0) | lo.Ternary[byte](f.Measures, flagMeasures, 0)
 	b[7] = f.Reached
 	copy(b[8:], f.nonce[:])
 	binary.BigEndian.PutUint32(b[16:], f.sequence)
@@ -130,7 +130,7 @@ func decode(b []byte, kind byte) (f frame, ok bool) {
 	}
 	isUp := b[6]&flagUp != 0
 	f.kind, f.nonce, f.sequence = kind, [8]byte(b[8:16]), binary.BigEndian.Uint32(b[16:])
-	f.Request = Request{InUse: isUp, NotReceiving: b[6]&flagNotReceiving != 0, Measures: b[6]&flagMeasures != 0, Reached: b[7]}
+	f.Request = Request{InUse: isUp, LosesAnswers: b[6]&flagLosesAnswers != 0, Measures: b[6]&flagMeasures != 0, Reached: b[7]}
 	f.State = State{
 		Up: isUp, Leaving: b[6]&flagLeaving != 0,
 		Down:     time.Duration(binary.BigEndian.Uint16(b[20:])) * time.Millisecond,

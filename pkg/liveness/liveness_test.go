@@ -30,8 +30,8 @@ type link struct {
 	// asked counts the requests that were recorded. unknown is set if the requester is unknown.
 	asked   atomic.Uint64
 	unknown atomic.Bool
-	// deaf is set once a request has reported that nothing arrives.
-	deaf atomic.Bool
+	// losesAnswers is what the last request has reported.
+	losesAnswers atomic.Bool
 	// others counts packets. flowing is set if packets other than requests and answers always arrive.
 	others  atomic.Uint64
 	flowing atomic.Bool
@@ -58,9 +58,7 @@ func newLink(t *testing.T, counts bool) *link {
 		l.asked.Add(1)
 		l.used.Store(q.InUse)
 		l.reached.Store(uint32(q.Reached))
-		if q.NotReceiving {
-			l.deaf.Store(true)
-		}
+		l.losesAnswers.Store(q.LosesAnswers)
 		return !l.unknown.Load()
 	}
 	l.responder.Measured = func(netip.Addr, [8]byte) uint16 { return 1420 }
@@ -190,14 +188,20 @@ func TestLargePacketsStayLost(t *testing.T) {
 	l.cut(func(n int) bool { return n > 1000 })
 	l.session.SetUsage(1400)
 	l.await(t, "large packets are lost", isDown)
+	reports := func(liveness.State) bool { return l.losesAnswers.Load() }
+	l.await(t, "the other end learns that", reports)
 	l.session.SetUsage(0)
 	asked := l.session.RequestsSent()
 	for l.session.RequestsSent() < asked+5 {
 		kit.FatalIf(t, l.session.State().Up, "it counts as up")
+		kit.FatalIf(t, !l.losesAnswers.Load(), "it is no longer reported")
 		time.Sleep(10 * time.Millisecond)
 	}
 	l.pass()
 	l.await(t, "large packets pass", isUp)
+	if took := l.await(t, "the other end learns that", func(liveness.State) bool { return !l.losesAnswers.Load() }); took > time.Second {
+		t.Errorf("it learned that after %s", took)
+	}
 }
 
 // A network that drops new flows may still forward those that it knows. This is detected even if each request is sent
@@ -313,7 +317,7 @@ func TestQueue(t *testing.T) {
 		kit.FatalIf(t, !s.Up, "after %s: %+v", time.Since(start), s)
 		return time.Since(start) >= 2*time.Second
 	})
-	kit.ErrorIf(t, l.deaf.Load(), "it has reported that nothing arrives")
+	kit.ErrorIf(t, l.losesAnswers.Load(), "it has reported that nothing arrives")
 }
 
 // Delayed answers arrive all at once, and those of full size are read last. The path does not count as down.
@@ -361,14 +365,16 @@ func TestDeaf(t *testing.T) {
 	l.flowing.Store(false)
 	l.pass()
 	l.await(t, "answers arrive", isUp)
-	l.session.HandleReport(liveness.Request{NotReceiving: true})
-	kit.ErrorIf(t, l.session.State().Up, "the other end receives nothing, but the path is up")
+	l.session.HandleReport(liveness.Request{LosesAnswers: true})
+	for asked := l.session.RequestsSent(); l.session.RequestsSent() < asked+15; time.Sleep(10 * time.Millisecond) {
+		kit.FatalIf(t, l.session.State().Up, "the other end loses answers, and its next report comes later, but the path is up")
+	}
 	l.session.HandleReport(liveness.Request{})
 	kit.ErrorIf(t, !l.session.State().Up, "the other end receives again, but the path is down")
 	l.cut(func(int) bool { return true })
 	took := l.await(t, "nothing arrives", isDown)
 	t.Logf("detected after %s", took.Round(time.Millisecond))
-	l.await(t, "it reports that nothing arrives", func(liveness.State) bool { return l.deaf.Load() })
+	l.await(t, "it reports that nothing arrives", func(liveness.State) bool { return l.losesAnswers.Load() })
 }
 
 // A path that has carried packets until now is up immediately, and goes down when its requests remain unanswered.

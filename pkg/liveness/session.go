@@ -24,8 +24,8 @@ const (
 	flowLength = 16
 	// headerOverhead is the size of the headers of IPv4 and UDP, in bytes.
 	headerOverhead = 28
-	// receiveFailureTimeout is how long the other end's last report that it receives nothing stays valid.
-	receiveFailureTimeout = time.Second
+	// reportTimeout is how long the other end's last report that it loses answers stays valid.
+	reportTimeout = 2 * maxInterval
 )
 
 // Session asks one responder. Its methods are safe for concurrent use.
@@ -73,10 +73,12 @@ type usage struct {
 	// size is the payload size of the packets, 0 while none are sent. requestSize is the size of the requests, which
 	// continue until one is answered.
 	size, requestSize int
-	// mustReport is set if the other end must be told immediately whether packets are sent, or what is reached.
+	// mustReport is set if the other end must be told immediately whether packets are sent, what is reached, or that
+	// answers are lost.
 	mustReport bool
-	// reached is what Request.Reached says.
+	// reached and loses are what Request.Reached and Request.LosesAnswers say.
 	reached uint8
+	loses   bool
 }
 
 // schedule is when the session asks.
@@ -168,11 +170,10 @@ func (s *Session) state(now time.Time) State {
 	if s.isReceivingNothing(now) {
 		missing(s.streams[small].firstUnanswered)
 	}
-	// A request overtaken by a later small one is lost. The others may be in the same queue.
-	if big := &s.streams[full]; big.hasLostAnswers(s.lastAwake(now), s.schedule.overtaking) {
-		missing(big.firstUnanswered)
+	if s.losesLarge(now) {
+		missing(s.streams[full].firstUnanswered)
 	}
-	if now.Sub(s.receiveFailure.reported) < receiveFailureTimeout {
+	if now.Sub(s.receiveFailure.reported) < reportTimeout {
 		missing(s.receiveFailure.since)
 	}
 	if out.Up {
@@ -192,6 +193,17 @@ func (s *Session) isReceivingNothing(now time.Time) bool {
 	return st.hasLostAnswers(now, now) && !waits
 }
 
+// losesLarge reports whether requests of full size, or their answers, are lost. A request overtaken by a later small one
+// is lost. The others may be in the same queue.
+func (s *Session) losesLarge(now time.Time) bool {
+	return s.streams[full].hasLostAnswers(s.lastAwake(now), s.schedule.overtaking)
+}
+
+// losesAnswers returns Request.LosesAnswers.
+func (s *Session) losesAnswers(now time.Time) bool {
+	return s.isReceivingNothing(now) || s.losesLarge(now)
+}
+
 // lastAwake returns now, or when this process was last awake, as far as known: answers wait until the process reads
 // them.
 func (s *Session) lastAwake(now time.Time) time.Time {
@@ -206,10 +218,10 @@ func (s *Session) HandleReport(q Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	if now.Sub(s.receiveFailure.reported) >= receiveFailureTimeout {
+	if now.Sub(s.receiveFailure.reported) >= reportTimeout {
 		s.receiveFailure.since = now
 	}
-	s.receiveFailure.reported = lo.Ternary(q.NotReceiving, now, time.Time{})
+	s.receiveFailure.reported = lo.Ternary(q.LosesAnswers, now, time.Time{})
 	s.check(now)
 }
 
@@ -243,6 +255,10 @@ func (s *Session) check(now time.Time) {
 		}
 	}
 	s.signaled = state
+	if loses := s.losesAnswers(now); loses != s.usage.loses {
+		s.usage.loses, s.usage.mustReport = loses, true
+		s.wake[small].Send()
+	}
 }
 
 // Run asks until ctx ends.
@@ -341,7 +357,7 @@ func (s *Session) send(i int, conn *net.UDPConn, now time.Time) {
 	sequence := st.recordRequest(now, !s.signaled.Up)
 	frame{
 		kind: kindRequest, nonce: s.nonce, sequence: sequence,
-		Request: Request{InUse: s.usage.size > 0, NotReceiving: s.isReceivingNothing(now), Reached: s.usage.reached},
+		Request: Request{InUse: s.usage.size > 0, LosesAnswers: s.losesAnswers(now), Reached: s.usage.reached},
 	}.encode(b)
 	s.requestsSent.Add(1)
 	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
