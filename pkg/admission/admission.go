@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/samber/lo"
+	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
@@ -29,7 +31,7 @@ func Hint(message string) string {
 	case has("security context constraint"):
 		return "allow it: oc adm policy add-scc-to-group privileged system:serviceaccounts:" + v1alpha1.Namespace
 	case has("exceeded quota", "failed quota", "insufficient quota"):
-		return "raise the quota, or " + exempt + ": " + manifests.PodNeeds
+		return "raise the quota, or " + exempt + lo.Ternary(has("limits.", "requests.", "cpu", "memory"), ": "+manifests.PodNeeds, "")
 	case has(" per Container is ", " per Pod is ", "limit to request ratio"):
 		return "change the LimitRange, or " + exempt + ": " + manifests.PodNeeds
 	case has("failed calling webhook"):
@@ -52,25 +54,43 @@ func content(u *unstructured.Unstructured) map[string]any {
 	out.SetManagedFields(nil)
 	out.SetResourceVersion("")
 	out.SetGeneration(0)
+	delete(out.Object, "status") // controllers write it at any time
+	unstructured.RemoveNestedField(out.Object, "metadata", "annotations", appsv1.DeprecatedTemplateGeneration)
 	return out.Object
 }
 
-// ForeignFields returns the fields in which a live object differs from what we would make of it, and which others have set,
-// with their managers.
-func ForeignFields(live, made *unstructured.Unstructured) (out []string) {
-	for _, path := range differences(content(live), content(made), nil) {
-		for _, entry := range live.GetManagedFields() {
-			set := &fieldpath.Set{}
-			if entry.FieldsV1 == nil || strings.HasPrefix(entry.Manager, v1alpha1.FieldManager) || set.FromJSON(bytes.NewReader(entry.FieldsV1.Raw)) != nil {
-				continue
-			}
-			for _, name := range path[:len(path)-1] {
-				set = set.WithPrefix(fieldpath.PathElement{FieldName: &name})
-			}
-			last := fieldpath.PathElement{FieldName: &path[len(path)-1]}
-			if set.Members.Has(last) || !set.WithPrefix(last).Empty() {
-				out = append(out, fmt.Sprintf("%s was set by %q", strings.Join(path, "."), entry.Manager))
-			}
+// maxFields is how many fields are named.
+const maxFields = 5
+
+// Differences returns the first fields in which a live object differs from what would be made of it, with the managers that have set them. A
+// field without one was set by admission, or is new.
+func Differences(live, made *unstructured.Unstructured) []string {
+	out := lo.Map(differences(content(live), content(made), nil), func(path []string, _ int) string {
+		field := strings.Join(path, ".")
+		if managers := foreignManagers(live, path); len(managers) > 0 {
+			return fmt.Sprintf("%s was set by %s", field, strings.Join(managers, " and "))
+		}
+		return field + " differs"
+	})
+	if more := len(out) - maxFields; more > 0 {
+		out = append(out[:maxFields], fmt.Sprintf("%d more fields differ", more))
+	}
+	return out
+}
+
+// foreignManagers returns the managers other than ours that have set a field, or a part of it.
+func foreignManagers(live *unstructured.Unstructured, path []string) (out []string) {
+	for _, entry := range live.GetManagedFields() {
+		set := &fieldpath.Set{}
+		if entry.FieldsV1 == nil || strings.HasPrefix(entry.Manager, v1alpha1.FieldManager) || set.FromJSON(bytes.NewReader(entry.FieldsV1.Raw)) != nil {
+			continue
+		}
+		for _, name := range path[:len(path)-1] {
+			set = set.WithPrefix(fieldpath.PathElement{FieldName: &name})
+		}
+		last := fieldpath.PathElement{FieldName: &path[len(path)-1]}
+		if set.Members.Has(last) || !set.WithPrefix(last).Empty() {
+			out = append(out, strconv.Quote(entry.Manager))
 		}
 	}
 	return out

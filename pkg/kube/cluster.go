@@ -5,6 +5,7 @@
 package kube
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -154,7 +155,7 @@ func classifyError(err error, kubectl string) (Kind, string) {
 	switch {
 	case errors.Is(err, errTooLarge):
 		return Unexpected, "check that the address in the kubeconfig leads to a Kubernetes API server"
-	case apierrors.IsForbidden(err) && refused != "":
+	case refused != "" && errors.As(err, new(apierrors.APIStatus)):
 		return Forbidden, refused
 	case apierrors.IsForbidden(err):
 		return Forbidden, "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
@@ -177,7 +178,7 @@ func classifyError(err error, kubectl string) (Kind, string) {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		return Unexpected, "it was changed at the same time: try again"
 	case errors.As(err, new(apierrors.APIStatus)):
-		return Unexpected, cmp.Or(refused, "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log")
+		return Unexpected, "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log"
 	}
 	return Unexpected, ""
 }
@@ -338,8 +339,11 @@ const RetryTimeout = 30 * time.Second
 // conflictBackoff spreads concurrent writers of one object: twenty commands may change a ledger at once.
 var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.15, Jitter: 0.5, Steps: 40}
 
-// RetryOnConflict repeats a write that failed because the object was changed concurrently.
-func RetryOnConflict(fn func() error) error { return retry.RetryOnConflict(conflictBackoff, fn) }
+// RetryOnConflict repeats a write that failed because the object was changed concurrently. A webhook may use the same status to refuse it.
+func RetryOnConflict(fn func() error) error {
+	isConflict := func(err error) bool { return apierrors.IsConflict(err) && admission.Hint(err.Error()) == "" }
+	return retry.OnError(conflictBackoff, isConflict, fn)
+}
 
 // RetryTransport retries requests while an API server, or the path to it, is unavailable: it restarts, is overloaded, or has
 // lost its storage. A request may have been executed even without a response, so callers must send idempotent
@@ -377,7 +381,7 @@ func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 		} else if req.Context().Err() == nil {
 			status = 0 // it no longer answers
 		}
-		isLate := time.Since(start) > RetryTimeout
+		isLate := time.Since(start) > RetryTimeout || isRefused(resp) && time.Since(start) > RefusalTimeout
 		hasEnded := !isLate && !failure.Pause(req.Context(), backoff.Step())
 		if isLate || hasEnded && status == 0 {
 			return resp, err
@@ -395,6 +399,20 @@ func (p *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 			}
 		}
 	}
+}
+
+// isRefused reports whether the cluster's own rules refuse a request, by a message that may be read again.
+func isRefused(resp *http.Response) bool {
+	if resp == nil {
+		return false
+	}
+	body := resp.Body
+	start, _ := io.ReadAll(io.LimitReader(body, 1<<16)) // whoever reads the rest gets the error
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(start), body), body}
+	return admission.Hint(string(start)) != ""
 }
 
 // isFinal reports whether a status is a final answer to the request.

@@ -345,7 +345,7 @@ func Contains(have, want any) bool {
 
 // UninstallingIfTerminating returns ErrUninstalling if err is due to the namespace being deleted.
 func UninstallingIfTerminating(err error) error {
-	if err != nil && (apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || IsNotFound(err)) {
+	if err != nil && admission.Hint(err.Error()) == "" && (apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || IsNotFound(err)) {
 		return ErrUninstalling
 	}
 	return err

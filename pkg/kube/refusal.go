@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,37 +17,47 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// RefusalTimeout is how long all pods of a workload have to be refused until a wait ends. A quota or an account that was just
-// created may not be known yet.
+// RefusalTimeout is how long the cluster's own rules have to refuse a request, or pods, until the command ends. A quota or an account that was
+// just created may not be known yet, and a webhook may restart.
 const RefusalTimeout = 6 * time.Second
 
-// Refusals detects that a cluster's own rules refuse the pods of a workload during a wait. Controllers keep trying, but only
-// the cluster's administrators can change that.
+// Refusals detects that a cluster's own rules refuse pods during a wait. Controllers keep trying, but only the cluster's administrators can
+// change that.
 type Refusals struct {
 	// begun is when the wait began, by the API server's clock: earlier refusals may have been dealt with.
 	begun time.Time
-	// since is when the pods of a workload were first found to be refused.
+	// since is when pods of a workload were first found to be refused.
 	since map[string]time.Time
+	// nodeAgents is why the node agents' pods are refused by the Events, which were last read at eventsRead.
+	nodeAgents string
+	eventsRead time.Time
 }
 
-// Check returns an error if the API server has refused all pods of one of the workloads for [RefusalTimeout].
+// eventsInterval is how often Events are read while pods are missing. Usually there are none any more before the first time.
+const eventsInterval = 2 * time.Second
+
+// Check returns an error if the API server has refused pods of the node agents, or of one of the gateways, for [RefusalTimeout].
 func (r *Refusals) Check(ctx context.Context, c *Cluster, o Objects, gateways ...string) error {
-	r.begun = cmp.Or(r.begun, c.Now().Add(-RefusalTimeout))
+	now := time.Now()
+	r.begun, r.eventsRead = cmp.Or(r.begun, c.Now().Add(-RefusalTimeout)), cmp.Or(r.eventsRead, now)
 	refused := map[string]string{}
 	for _, d := range OfKind[*appsv1.Deployment](o) {
 		failure, is := lo.Find(d.Status.Conditions, func(c appsv1.DeploymentCondition) bool {
 			return c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue
 		})
-		if is && slices.Contains(gateways, d.Name) && !hasPods(o, d.Spec.Template.Labels) {
+		if is && slices.Contains(gateways, d.Name) {
 			refused[Describe(d)] = failure.Message
 		}
 	}
-	if d := ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName); d != nil && d.Status.DesiredNumberScheduled > 0 && !hasPods(o, d.Spec.Template.Labels) {
-		if why := lastFailedCreate(ctx, c, d, r.begun); why != "" {
-			refused[Describe(d)] = why
+	if d := ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName); d != nil && d.Status.CurrentNumberScheduled < d.Status.DesiredNumberScheduled {
+		if now.Sub(r.eventsRead) >= eventsInterval {
+			r.nodeAgents, r.eventsRead = lastFailedCreate(ctx, c, d, r.begun), now
+		}
+		if r.nodeAgents != "" {
+			refused[Describe(d)] = r.nodeAgents
 		}
 	}
-	now, before := time.Now(), r.since
+	before := r.since
 	r.since = lo.MapValues(refused, func(_, name string) time.Time { return cmp.Or(before[name], now) })
 	for name, since := range r.since {
 		if why := refused[name]; now.Sub(since) >= RefusalTimeout {
@@ -57,13 +66,6 @@ func (r *Refusals) Check(ctx context.Context, c *Cluster, o Objects, gateways ..
 		}
 	}
 	return nil
-}
-
-// hasPods reports whether there are pods with all of these labels.
-func hasPods(o Objects, labels map[string]string) bool {
-	return Find(o, func(p *corev1.Pod) bool {
-		return !slices.ContainsFunc(lo.Keys(labels), func(k string) bool { return p.Labels[k] != labels[k] })
-	}) != nil
 }
 
 // lastFailedCreate returns the newest message about pods that could not be created, empty if there is none.
@@ -78,16 +80,26 @@ func lastFailedCreate(ctx context.Context, c *Cluster, of client.Object, since t
 	if len(failed) == 0 {
 		return ""
 	}
-	return strings.TrimSpace(slices.MaxFunc(failed, func(a, b corev1.Event) int { return eventTime(a).Compare(eventTime(b)) }).Message)
+	newest := slices.MaxFunc(failed, func(a, b corev1.Event) int { return eventTime(a).Compare(eventTime(b)) })
+	return strings.TrimPrefix(strings.TrimSpace(newest.Message), "(combined from similar events): ")
 }
 
 // removedHint replaces hints about objects that a rollback has removed.
 const removedHint = "the rollback has removed the objects; to keep them, and look at them: run the command again with --keep-failed"
 
-// WithoutRemovedObjects replaces the hint of an error if it is about objects in our namespace, which were removed since.
+// WithoutRemovedObjects replaces the hints of an error, and of those that it joins, if they are about objects in our namespace, which were
+// removed since.
 func WithoutRemovedObjects(err error) error {
-	if e := (*Error)(nil); errors.As(err, &e) && strings.Contains(e.Hint, fmt.Sprintf(" -n %s ", v1alpha1.Namespace)) {
+	if e, is := err.(*Error); is && strings.Contains(e.Hint, fmt.Sprintf(" -n %s ", v1alpha1.Namespace)) {
 		e.Hint = removedHint
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		_ = WithoutRemovedObjects(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, joined := range e.Unwrap() {
+			_ = WithoutRemovedObjects(joined)
+		}
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -29,16 +30,17 @@ import (
 // The messages are those of API servers. No hint sends the user to an administrator, whom the same rules refuse.
 func TestAdmissionHint(t *testing.T) {
 	for message, want := range map[string]string{
-		`pods "liqonet-node-" is forbidden: ValidatingAdmissionPolicy 'nohost' with binding 'nohost' denied request: host network is not allowed`:                       "exempt namespace liqonet-system",
-		`daemonsets.apps "liqonet-node" is forbidden: ValidatingAdmissionPolicy 'registry' with binding 'registry' denied request: images must come from registry.corp`: "--agent-image",
-		`admission webhook "validate.kyverno.svc-fail" denied the request: resource DaemonSet/liqonet-system/liqonet-node was blocked`:                                  "exempt namespace liqonet-system",
-		`Internal error occurred: failed calling webhook "mutate.example.com": failed to call webhook: Post "https://x.y.svc:443/": no endpoints available`:             "repair the admission webhook",
-		`pods "liqonet-node-" is forbidden: failed quota: team-quota: must specify limits.cpu for: agent`:                                                               "none has a CPU limit",
-		`pods "gateway-b-1-" is forbidden: exceeded quota: team-quota, requested: limits.memory=1536Mi, used: limits.memory=2560Mi, limited: limits.memory=3Gi`:         "1536Mi",
-		`pods "liqonet-node-" is forbidden: maximum memory usage per Container is 64Mi, but limit is 512Mi`:                                                             "change the LimitRange",
-		`pods "liqonet-node-" is forbidden: unable to validate against any security context constraint: [provider "anyuid": Forbidden: not usable by user]`:             "oc adm policy add-scc-to-group privileged",
-		`pods "liqonet-node-" is forbidden: violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)`:                                               "pod-security.kubernetes.io/enforce=privileged",
-		`daemonsets.apps is forbidden: User "jane" cannot create resource "daemonsets" in API group "apps" in the namespace "liqonet-system"`:                           "",
+		`pods "liqonet-node-" is forbidden: ValidatingAdmissionPolicy 'nohost' with binding 'nohost' denied request: host network is not allowed`:                                      "exempt namespace liqonet-system",
+		`daemonsets.apps "liqonet-node" is forbidden: ValidatingAdmissionPolicy 'registry' with binding 'registry' denied request: images must come from registry.corp`:                "--agent-image",
+		`admission webhook "validate.kyverno.svc-fail" denied the request: resource DaemonSet/liqonet-system/liqonet-node was blocked`:                                                 "exempt namespace liqonet-system",
+		`Internal error occurred: failed calling webhook "mutate.example.com": failed to call webhook: Post "https://x.y.svc:443/": no endpoints available`:                            "repair the admission webhook",
+		`pods "liqonet-node-" is forbidden: failed quota: team-quota: must specify limits.cpu for: agent`:                                                                              "none has a CPU limit",
+		`pods "gateway-b-1-" is forbidden: exceeded quota: team-quota, requested: limits.memory=1536Mi, used: limits.memory=2560Mi, limited: limits.memory=3Gi`:                        "1536Mi",
+		`deployments.apps "gateway-b-1" is forbidden: exceeded quota: objects, requested: count/deployments.apps=1, used: count/deployments.apps=3, limited: count/deployments.apps=3`: "raise the quota, or exempt namespace liqonet-system from it",
+		`pods "liqonet-node-" is forbidden: maximum memory usage per Container is 64Mi, but limit is 512Mi`:                                                                            "change the LimitRange",
+		`pods "liqonet-node-" is forbidden: unable to validate against any security context constraint: [provider "anyuid": Forbidden: not usable by user]`:                            "oc adm policy add-scc-to-group privileged",
+		`pods "liqonet-node-" is forbidden: violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)`:                                                              "pod-security.kubernetes.io/enforce=privileged",
+		`daemonsets.apps is forbidden: User "jane" cannot create resource "daemonsets" in API group "apps" in the namespace "liqonet-system"`:                                          "",
 	} {
 		got := admission.Hint(message)
 		kit.ErrorIf(t, (got == "") != (want == "") || !strings.Contains(got, want), "%s: got the hint %q", message, got)
@@ -67,7 +69,7 @@ func refusedGateway(name string) *appsv1.Deployment {
 	return d
 }
 
-// A wait ends soon after all pods of a workload are refused, and not for refusals that are over or concern others.
+// A wait ends soon after pods are refused, even if others run, and not for refusals that are over or concern others.
 func TestRefusals(t *testing.T) {
 	refused := func(ago time.Duration) client.Object {
 		return &corev1.Event{
@@ -75,30 +77,45 @@ func TestRefusals(t *testing.T) {
 			InvolvedObject: corev1.ObjectReference{UID: "1"}, LastTimestamp: metav1.NewTime(time.Now().Add(-ago)),
 		}
 	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "p", Labels: map[string]string{"app": "node"}}}
+	complete := refusedDaemonSet()
+	complete.Status.CurrentNumberScheduled = 2
+	partial := refusedDaemonSet()
+	partial.Status.CurrentNumberScheduled = 1
 	for name, tt := range map[string]struct {
-		event   time.Duration
-		objects []client.Object
-		want    string
+		event time.Duration
+		of    client.Object
+		want  string
 	}{
-		"node agents":              {0, []client.Object{refusedDaemonSet()}, "create the pods of DaemonSet liqonet-system/liqonet-node"},
-		"node agents, an hour ago": {time.Hour, []client.Object{refusedDaemonSet()}, ""},
-		"one node has a pod":       {0, []client.Object{refusedDaemonSet(), pod}, ""},
-		"one of two gateways":      {time.Hour, []client.Object{refusedGateway("gateway-b-1")}, "create the pods of Deployment liqonet-system/gateway-b-1"},
-		"another peering's":        {time.Hour, []client.Object{refusedGateway("gateway-c-0")}, ""},
+		"node agents":                 {0, refusedDaemonSet(), "create the pods of DaemonSet liqonet-system/liqonet-node"},
+		"node agents, an hour ago":    {time.Hour, refusedDaemonSet(), ""},
+		"one of two nodes has no pod": {0, partial, "create the pods of DaemonSet liqonet-system/liqonet-node"},
+		"all nodes have pods by now":  {0, complete, ""},
+		"one of two gateways":         {time.Hour, refusedGateway("gateway-b-1"), "create the pods of Deployment liqonet-system/gateway-b-1"},
+		"another peering's":           {time.Hour, refusedGateway("gateway-c-0"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, refused(tt.event))
-				r, o := &kube.Refusals{}, kubetest.ObjectsOf(tt.objects...)
+				reads := 0
+				c := kubetest.NewCluster(t, "a", interceptor.Funcs{List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+					reads++
+					return api.List(ctx, list, opts...)
+				}}, refused(tt.event))
+				r, o, began := &kube.Refusals{}, kubetest.ObjectsOf(tt.of), time.Now()
 				kit.NoError(t, r.Check(t.Context(), c, o, "gateway-b-0", "gateway-b-1"))
-				time.Sleep(kube.RefusalTimeout)
-				err := r.Check(t.Context(), c, o, "gateway-b-0", "gateway-b-1")
+				kit.Check(t, "reads of Events before pods are late", reads, 0)
+				err := error(nil)
+				for err == nil && time.Since(began) < 2*kube.RefusalTimeout {
+					time.Sleep(100 * time.Millisecond)
+					err = r.Check(t.Context(), c, o, "gateway-b-0", "gateway-b-1")
+				}
+				took := time.Since(began)
+				kit.ErrorIf(t, reads > 6, "%d reads of Events in %s", reads, took)
 				if tt.want == "" {
 					kit.NoError(t, err)
 					return
 				}
 				kubetest.Fails(t, err, kube.NotReady, tt.want)
+				kit.ErrorIf(t, took < kube.RefusalTimeout || took > kube.RefusalTimeout+3*time.Second, "it took %s", took)
 			})
 		})
 	}
@@ -128,6 +145,22 @@ func TestReadWithAdmission(t *testing.T) {
 			continue
 		}
 		there.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "kyverno", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:data":{"f:a":{}}}`)}}})
-		kit.Check(t, "the fields of others", admission.ForeignFields(there, made), []string{`data.a was set by "kyverno"`})
+		kit.Check(t, "the fields of others", admission.Differences(there, made), []string{`data.a was set by "kyverno"`})
+		there.SetManagedFields(nil)
+		kit.Check(t, "fields of nobody", admission.Differences(there, made), []string{"data.a differs"})
 	}
+}
+
+// After a rollback, no hint of any cluster leads to objects that are gone.
+func TestWithoutRemovedObjects(t *testing.T) {
+	c := &kube.Cluster{Name: "a", Kubectl: "kubectl"}
+	failed := func(hint string) *kube.Error { return c.Errorf(kube.NotReady, "wait", hint, "no report") }
+	first, second, other := failed(c.PodsHint()), failed(c.PodsHint()), failed("raise the quota")
+	err := errors.Join(fmt.Errorf("a and b: %w", errors.Join(first, other)), second)
+	kit.ErrorIf(t, kube.WithoutRemovedObjects(err) != err, "it is another error")
+	for _, e := range []*kube.Error{first, second} {
+		kit.ErrorIf(t, !strings.Contains(e.Hint, "--keep-failed") || strings.Contains(e.Hint, "describe"), "the hint is %q", e.Hint)
+	}
+	kit.Check(t, "another hint", other.Hint, "raise the quota")
+	kit.NoError(t, kube.WithoutRemovedObjects(nil))
 }

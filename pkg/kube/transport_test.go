@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -12,12 +13,14 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A request survives a short outage of a server that has answered before.
 func TestPatient(t *testing.T) {
 	const refused, overtaken = 0, -1
+	const webhookDown = `{"message": "Internal error occurred: failed calling webhook \"x.example.com\": connection refused"}`
 	for name, tc := range map[string]struct {
 		path string
 		// answers are status codes, one for each request. The last one repeats. The first one answers a request made before
@@ -25,6 +28,9 @@ func TestPatient(t *testing.T) {
 		answers []int
 		// want is the final status, after so many attempts; 0 for any number.
 		want, attempts int
+		// message is the body of all answers. gaveUp is after how long there are no more attempts.
+		message string
+		gaveUp  time.Duration
 	}{
 		"it serves":                         {answers: []int{200, 404}, want: 404, attempts: 1},
 		"it has not answered before":        {answers: []int{503, 503}, want: 503, attempts: 1},
@@ -37,6 +43,8 @@ func TestPatient(t *testing.T) {
 		"the command was overtaken":         {answers: []int{200, overtaken, 200}, want: refused, attempts: 1},
 		"a server that does not come back":  {answers: []int{200, 500}, want: 500},
 		"a server that becomes unreachable": {answers: []int{200, refused}, want: refused},
+		"a webhook that starts again":       {message: webhookDown, answers: []int{200, 500, 500, 201}, want: 201, attempts: 3},
+		"a webhook that stays down":         {message: webhookDown, answers: []int{200, 500}, want: 500, gaveUp: kube.RefusalTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -53,13 +61,15 @@ func TestPatient(t *testing.T) {
 					case overtaken:
 						return nil, fmt.Errorf("%w by somebody", lock.ErrOvertaken)
 					}
-					return &http.Response{StatusCode: code, Body: http.NoBody}, nil
+					return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(tc.message))}, nil
 				}))}
 				request := func() int {
 					resp, err := client.Post("http://api.invalid/"+tc.path, "text/plain", strings.NewReader("body"))
 					if err != nil {
 						return refused
 					}
+					text, err := io.ReadAll(resp.Body)
+					kit.ErrorIf(t, err != nil || string(text) != tc.message, "the answer is %q, %v", text, err)
 					_ = resp.Body.Close()
 					return resp.StatusCode
 				}
@@ -68,7 +78,8 @@ func TestPatient(t *testing.T) {
 				if got := request(); got != tc.want || tc.attempts > 0 && attempts-1 != tc.attempts {
 					t.Errorf("got %d after %d attempts", got, attempts-1)
 				}
-				if took := time.Since(start); tc.attempts == 0 && (took < kube.RetryTimeout || took > kube.RetryTimeout+3*time.Second) {
+				atLeast := cmp.Or(tc.gaveUp, kube.RetryTimeout)
+				if took := time.Since(start); tc.attempts == 0 && (took < atLeast || took > atLeast+3*time.Second) {
 					t.Errorf("it gave up after %s", took)
 				}
 			})

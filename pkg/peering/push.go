@@ -404,32 +404,36 @@ func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, detectConfl
 		return actionOnSecret(ctx, s, o)
 	}
 	want, live, err := s.Read(ctx, &unstructured.Unstructured{Object: o.Manifest})
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
+	}
+	does := plan.Change
+	switch runsPods := o.Kind == "DaemonSet" || o.Kind == "Deployment"; {
 	case live.GetResourceVersion() == "", live.GetDeletionTimestamp() != nil:
-		return plan.Create, nil
+		if does = plan.Create; !runsPods {
+			return does, nil
+		}
 	case kube.Contains(live.Object, want.Object):
-		return actionOfAdmission(ctx, s, o, want, live), nil
+		if does = plan.Keep; !runsPods {
+			return does, nil
+		}
 	case detectConflicts:
-		return plan.Change, s.Changes.Conflicts.Detect(ctx, s.Cluster, want, live)
+		if err := s.Changes.Conflicts.Detect(ctx, s.Cluster, want, live); err != nil {
+			return "", err
+		}
 	}
-	if made, err := kube.Preview(ctx, s.Client, want); err == nil {
-		o.Reason = strings.TrimPrefix(strings.Join(append([]string{o.Reason}, admission.ForeignFields(live, made)...), "; "), "; ")
+	made, err := kube.Preview(ctx, s.Client, want)
+	reasons := []string{o.Reason}
+	switch {
+	case err != nil && admission.Hint(err.Error()) != "":
+		reasons = append(reasons, "the cluster refuses it: "+err.Error())
+	case err != nil, does == plan.Create, does == plan.Keep && made.GetGeneration() == live.GetGeneration():
+		// The namespace may not exist yet, or the user may not do a dry run.
+	default: // even if it is as planned, admission may have changed since: its pods would be replaced
+		does, reasons = plan.Change, append(reasons, admission.Differences(live, made)...)
 	}
-	return plan.Change, nil
-}
-
-// actionOfAdmission returns whether admission would change a workload that is as planned: its pods would be replaced.
-func actionOfAdmission(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, want, live *unstructured.Unstructured) plan.Action {
-	if o.Kind != "DaemonSet" && o.Kind != "Deployment" {
-		return plan.Keep
-	}
-	if made, err := kube.Preview(ctx, s.Client, want); err == nil && made.GetGeneration() != live.GetGeneration() {
-		o.Reason = strings.TrimPrefix(o.Reason+"; admission of the cluster changes it", "; ")
-		return plan.Change
-	}
-	return plan.Keep
+	o.Reason = strings.Join(lo.Compact(reasons), "; ")
+	return does, nil
 }
 
 // actionOnSecret reads only metadata: the data of a Secret never changes, but its owner may.
