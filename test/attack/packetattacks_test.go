@@ -192,17 +192,23 @@ func (n *scene) fromNeighbors() []attack {
 	}
 	toNode, toGateway := n.toNode, n.toGateway
 	onlyEncrypted := n.nodeRule("encrypted-only", "nothing leaves unencrypted")
-	var asPeer []attack
+	var byVXLAN []attack
 	if n.kind == overlay.VXLAN { // Geneve takes nothing from a source that it was not told
-		asPeer = []attack{{lanHost, "that knows the secret, to the gateway in the overlay, with the address of a peer's pod", all(n.nodeRule("guard", byOverlayOnly), n.closedInput(gateway, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
+		byVXLAN = []attack{{lanHost, "that knows the secret, to the gateway in the overlay, with the address of a peer's pod", all(n.nodeRule("guard", byOverlayOnly), n.closedInput(gateway, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
 			p := toGateway(t, 1)
 			p.source = peer.Mapped
 			return n.arrives(t, gateway.Gateway.NS, p.from, func(port uint16) error {
 				return n.sendTo(t, n.LAN.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(p.from, p.to, port))
 			})
+		}}, {plainPod, "that knows the secret, to a node in the overlay, with its own address", n.nodeRule("input", "overlay packets come from gateways only"), func(t *testing.T) bool {
+			p := toNode(0)
+			p.source = near.Pod.Addr
+			return n.arrives(t, near.Pod.NS, peer.Mapped, func(port uint16) error {
+				return n.sendTo(t, near.Pod.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(peer.Mapped, near.Pod.Addr, port))
+			})
 		}}}
 	}
-	return append(asPeer, []attack{
+	return append(byVXLAN, []attack{
 		{lanHost, "reads a gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), reaches(n.LAN.NS, gateway.Gateway.Addr, v1alpha1.MetricsPort)},
 		{lanHost, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(n.LAN.NS, 1)},
 		{rawPod, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(near.Pod.NS, 0)},
@@ -267,13 +273,6 @@ func (n *scene) fromNeighbors() []attack {
 			})
 		}},
 		{plainPod, "to a UDP port of the gateway by IPv6", n.closedInput(gateway, nftables.TableFamilyIPv6, ", IPv6"), n.byIPv6},
-		{plainPod, "that knows the secret, to a node in the overlay, with its own address", n.nodeRule("input", "overlay packets come from gateways only"), func(t *testing.T) bool {
-			p := toNode(0)
-			p.source = near.Pod.Addr
-			return n.arrives(t, near.Pod.NS, peer.Mapped, func(port uint16) error {
-				return n.sendTo(t, near.Pod.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(peer.Mapped, near.Pod.Addr, port))
-			})
-		}},
 	}...)
 }
 
