@@ -14,6 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/udp"
 )
 
 // measurements are the latest measurements.
@@ -32,6 +33,28 @@ type measurements struct {
 	connectedSince time.Time
 	// foreign are chains and tables of others in this network namespace.
 	foreign string
+	// checksums are the wrong ones.
+	checksums wrongChecksums
+}
+
+// wrongChecksums counts packets with wrong checksums: all at countedAt, and those of the window before that.
+type wrongChecksums struct {
+	all, recent uint64
+	countedAt   time.Time
+}
+
+// checksumWindow is how long they are counted, and manyChecksums how many are reported. A few are damaged on the wire.
+const checksumWindow, manyChecksums = time.Minute, 3
+
+// update counts, given all until now.
+func (w *wrongChecksums) update(all uint64, now time.Time) {
+	if now.Sub(w.countedAt) < checksumWindow {
+		return
+	}
+	if !w.countedAt.IsZero() {
+		w.recent = max(all, w.all) - w.all
+	}
+	w.all, w.countedAt = all, now
 }
 
 // tcpSilence is how long nothing may arrive by TCP while probes by UDP are answered.
@@ -45,6 +68,10 @@ func (m *measurements) problems(channel *exchange.Channel) (out []string) {
 	}
 	if channel != nil && !m.connectedSince.IsZero() && time.Since(m.connectedSince) > tcpSilence && channel.Silence() > tcpSilence {
 		out = append(out, "TCP does not pass between the gateways, although UDP does: is it redirected or dropped at either gateway?")
+	}
+	if m.checksums.recent >= manyChecksums {
+		out = append(out, "packets arrive at this gateway with wrong checksums: does a network card or its driver compute them wrongly? "+
+			"On the sending nodes: ethtool -K INTERFACE tx off")
 	}
 	return out
 }
@@ -67,6 +94,7 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 		return false, loop.MeasureInterval
 	}
 	a.measurements.probes = a.peer.prober.Snapshot()
+	a.measurements.checksums.update(udp.WrongChecksums(), time.Now())
 	stats, _ := a.device.Stats() // without stats, Configure below reports the problem
 	received := stats.RxBytes > a.measurements.tunnel.RxBytes
 	a.measurements.tunnel = stats

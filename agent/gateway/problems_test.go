@@ -34,5 +34,16 @@ func TestProblemsAlthoughConnected(t *testing.T) {
 		says("others have rules in this gateway's network namespace, which may redirect or drop packets of the peering: nftables chain nat PREROUTING;")
 		m = measurements{}
 		says("")
+		for _, step := range []struct {
+			all  uint64
+			want string
+		}{{7, ""}, {9, ""}, {12, "packets arrive at this gateway with wrong checksums"}, {12, ""}} {
+			m.checksums.update(step.all, time.Now())
+			says(step.want)
+			time.Sleep(checksumWindow / 2)
+			m.checksums.update(step.all+1000, time.Now()) // too early
+			says(step.want)
+			time.Sleep(checksumWindow / 2)
+		}
 	})
 }

@@ -176,23 +176,12 @@ func (r *kernelReader) watchDrops(ctx context.Context) {
 		for _, d := range drops {
 			unencrypted += lo.Ternary(d.Reason == nat.Unencrypted, d.Packets, 0)
 		}
-		return unencrypted, wrongChecksums()
+		return unencrypted, udp.WrongChecksums()
 	}
 	dropped, wrong := read()
 	<-ctx.Done()
 	droppedNow, wrongNow := read()
 	r.out.Others.Unencrypted, r.out.Others.WrongChecksums = max(droppedNow, dropped)-dropped, wrongNow-wrong
-}
-
-// wrongChecksums returns how many packets to this network namespace had a wrong checksum.
-func wrongChecksums() uint64 {
-	self, err := proc.Self()
-	if err != nil {
-		return 0
-	}
-	snmp, _ := self.Snmp()
-	sum := lo.FromPtr(snmp.Tcp.InCsumErrors) + lo.FromPtr(snmp.Udp.InCsumErrors) + lo.FromPtr(snmp.Icmp.InCsumErrors)
-	return uint64(sum)
 }
 
 // readSysctl returns one of connection tracking's sysctls, 0 if it does not exist.
