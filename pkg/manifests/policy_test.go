@@ -187,6 +187,16 @@ func TestPolicies(t *testing.T) {
 			l.OwnerReferences = own
 		}},
 		"has another owner as well": {before: with(lease, owned), change: owned},
+		"claims by another name":    {change: func(l *coordinationv1.Lease) { l.Name = "xode-10.80.0.7" }, want: "own node"},
+		"is owned by another node":  {change: func(l *coordinationv1.Lease) { l.OwnerReferences[0].Name = "node-2" }, want: "owners"},
+		"is controlled":             {change: func(l *coordinationv1.Lease) { l.OwnerReferences[0].Controller = new(true) }, want: "owners"},
+		"is owned by another API":   {change: func(l *coordinationv1.Lease) { l.OwnerReferences[0].APIVersion = "x/v1" }, want: "owners"},
+		"has two owners": {change: func(l *coordinationv1.Lease) {
+			l.OwnerReferences = append(l.OwnerReferences, touched.OwnerReferences...)
+		}, want: "owners"},
+		"claims in the year 9999": {change: func(l *coordinationv1.Lease) {
+			l.Spec.AcquireTime = new(metav1.NewMicroTime(time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)))
+		}, want: "the Lease"},
 		"claims what is no address": {change: func(l *coordinationv1.Lease) { l.Name = "node-x" }, want: "own node"},
 		"puts a finalizer":          {before: lease, change: func(l *coordinationv1.Lease) { l.Finalizers = []string{"x"} }, want: "finalizer"},
 		"creates with a finalizer":  {change: func(l *coordinationv1.Lease) { l.Finalizers = []string{"x"} }, want: "finalizer"},
@@ -220,6 +230,7 @@ func TestPolicies(t *testing.T) {
 		check("node/Lease/"+what, nodeAgent(ofNode), "coordination.k8s.io/leases", "", before, with(lease, tt.change), tt.want)
 	}
 	check("node/Lease/with a token of no pod", nodeAgent(""), "coordination.k8s.io/leases", "", nil, lease, "own node")
+	check("node/Lease/of nobody, with a token of no pod", nodeAgent(""), "coordination.k8s.io/leases", "", nil, with(lease, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = nil }), "own node")
 	check("node/Lease/of another node", nodeAgent("node-2"), "coordination.k8s.io/leases", "", lease, lease, "own node")
 	check("node/Lease/deletes", nodeAgent(ofNode), "coordination.k8s.io/leases", "", lease, nil, "")
 	check("node/Lease/a person puts a finalizer", &user.DefaultInfo{Name: "admin"}, "coordination.k8s.io/leases", "", nil, with(lease, func(l *coordinationv1.Lease) { l.Finalizers = []string{"x"} }), "")
@@ -253,6 +264,7 @@ func TestPolicies(t *testing.T) {
 		c.Labels[v1alpha1.LabelPeering] = "b"
 	})
 	gateway := &user.DefaultInfo{Name: ofGateway}
+	check("node/ConfigMap/of another node", nodeAgent("node-2"), "/configmaps", "", record, record, "own node")
 	check("node/ConfigMap/creates", nodeAgent(ofNode), "/configmaps", "", nil, record, "")
 	check("gateway/ConfigMap/records", gateway, "/configmaps", "", with(ofPlane, func(c *corev1.ConfigMap) { c.Data = nil }), ofPlane, "")
 	for what, tt := range map[string]struct {
@@ -265,6 +277,7 @@ func TestPolicies(t *testing.T) {
 		"cannot be changed": {func(c *corev1.ConfigMap) { c.Immutable = new(true) }, "history"},
 		"finalizer":         {func(c *corev1.ConfigMap) { c.Finalizers = []string{"x"} }, "finalizer"},
 		"claim":             {func(c *corev1.ConfigMap) { c.Annotations = map[string]string{"liqonet.io/claim": "x"} }, "annotation"},
+		"a version":         {func(c *corev1.ConfigMap) { c.Annotations = map[string]string{v1alpha1.AnnotationVersion: "x"} }, "annotation"},
 		"another label":     {func(c *corev1.ConfigMap) { c.Labels = map[string]string{"liqonet.io/peering": "c"} }, "labels"},
 		"no owner":          {func(c *corev1.ConfigMap) { c.OwnerReferences = nil }, "owners"},
 		"another owner":     {func(c *corev1.ConfigMap) { c.OwnerReferences[0].UID, c.OwnerReferences[0].Name = "y", "y" }, "owners"},
@@ -281,6 +294,7 @@ func TestPolicies(t *testing.T) {
 	}
 	check("gateway/Lease/renews", gateway, "coordination.k8s.io/leases", "", beat, with(lease, renewed), "")
 	check("gateway/Lease/puts a finalizer", gateway, "coordination.k8s.io/leases", "", beat, with(beat, func(l *coordinationv1.Lease) { l.Finalizers = []string{"x"} }), "finalizer")
+	check("gateway/Lease/has a long holder", gateway, "coordination.k8s.io/leases", "", beat, with(beat, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new(strings.Repeat("x", 254)) }), "the Lease")
 	check("gateway/Lease/as another plane", gateway, "coordination.k8s.io/leases", "", beat, with(lease, func(l *coordinationv1.Lease) { renewed(l); l.ManagedFields[1].Manager = "liqonet-gateway-0" }), "managers")
 }
 
@@ -311,13 +325,33 @@ func TestPoliciesOfPeerings(t *testing.T) {
 	owns := func(i int, fields string) func(*v1alpha1.Peering) {
 		return func(p *v1alpha1.Peering) { silent(p); p.ManagedFields[i].FieldsV1.Raw = []byte(fields) }
 	}
+	// more has a third condition.
+	more := func(condition, status string) func(*v1alpha1.Peering) {
+		return func(p *v1alpha1.Peering) {
+			p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: condition, Status: metav1.ConditionStatus(status), Reason: "Before"})
+		}
+	}
+	changed := func(condition, status string, change func(*metav1.Condition)) func(*v1alpha1.Peering) {
+		return func(p *v1alpha1.Peering) { more(condition, status)(p); silent(p); change(&p.Status.Conditions[2]) }
+	}
+	const degraded, redundant = "Degraded", v1alpha1.ConditionRedundant
+	last := changed(redundant, "True", func(c *metav1.Condition) { c.Status, c.Message = "False", v1alpha1.MessageNotRedundant })
 	for what, tt := range map[string]struct {
 		before *v1alpha1.Peering
 		change func(*v1alpha1.Peering)
 		want   string
 	}{
-		"silent":  {p, silent, ""},
-		"nothing": {p, nil, ""},
+		"the last plane":              {with(p, more(redundant, "True")), last, ""},
+		"several planes":              {with(p, more(redundant, "False")), changed(redundant, "False", func(c *metav1.Condition) { c.Status, c.Message = "True", v1alpha1.MessageNotRedundant }), "only report"},
+		"other words of a plane":      {with(p, more(redundant, "True")), changed(redundant, "True", func(c *metav1.Condition) { c.Status, c.Message = "False", "x" }), "only report"},
+		"another reason":              {with(p, more(degraded, "False")), changed(degraded, "False", func(c *metav1.Condition) { c.Reason = "x" }), "only report"},
+		"other words":                 {with(p, more(degraded, "False")), changed(degraded, "False", func(c *metav1.Condition) { c.Message = "x" }), "only report"},
+		"another type":                {with(p, more(degraded, "False")), changed(degraded, "False", func(c *metav1.Condition) { c.Type = "x" }), "only report"},
+		"that it is connected":        {p, func(p *v1alpha1.Peering) { silent(p); p.Status.Conditions[0].Status = "True" }, "only report"},
+		"one condition less":          {p, func(p *v1alpha1.Peering) { silent(p); p.Status.Conditions = p.Status.Conditions[:1] }, "only report"},
+		"what gateways have observed": {p, func(p *v1alpha1.Peering) { silent(p); p.Status.ObservedGeneration = 9 }, "only report"},
+		"silent":                      {p, silent, ""},
+		"nothing":                     {p, nil, ""},
 		"another time": {was, func(p *v1alpha1.Peering) {
 			silent(p)
 			p.ManagedFields = was.ManagedFields
@@ -405,6 +439,11 @@ func TestPolicyOfEvents(t *testing.T) {
 		"another Peering":   {func(e *corev1.Event) { e.InvolvedObject.Name = "c" }, "own Peering"},
 		"a Node":            {func(e *corev1.Event) { e.InvolvedObject.Kind = "Node" }, "own Peering"},
 		"another namespace": {func(e *corev1.Event) { e.InvolvedObject.Namespace = "kube-system" }, "own Peering"},
+		"another API":       {func(e *corev1.Event) { e.InvolvedObject.APIVersion = "x/v1" }, "own Peering"},
+		"a field":           {func(e *corev1.Event) { e.InvolvedObject.FieldPath = "x" }, "own Peering"},
+		"a scheduler's":     {func(e *corev1.Event) { e.ReportingController = "scheduler" }, "own Peering"},
+		"an action":         {func(e *corev1.Event) { e.Action = "x" }, "fields"},
+		"a long instance":   {func(e *corev1.Event) { e.ReportingInstance = strings.Repeat("x", 254) }, "fields"},
 		"another name":      {func(e *corev1.Event) { e.Name = "x" }, "own Peering"},
 		"a kubelet's":       {func(e *corev1.Event) { e.Source.Component = "kubelet" }, "own Peering"},
 		"a long message":    {func(e *corev1.Event) { e.Message += "x" }, "fields"},
