@@ -32,6 +32,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/identity"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -63,7 +64,7 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(stri
 	all := lo.Map(clusters, func(c *kube.Cluster, _ int) *clusterReader {
 		parts := []doctor.Part{
 			doctor.CRDs, doctor.Nodes, doctor.Pods, doctor.Secrets, doctor.Accounts, doctor.Policies, doctor.Peerings,
-			doctor.Leases, doctor.Locks, doctor.Drifts, doctor.Settings, doctor.Leftovers, doctor.Kernels,
+			doctor.Leases, doctor.Locks, doctor.Identities, doctor.Drifts, doctor.Settings, doctor.Leftovers, doctor.Kernels,
 		}
 		skipped := lo.SliceToMap(parts, func(p doctor.Part) (doctor.Part, string) { return p, notRead })
 		if c.SkipReason != nil {
@@ -169,6 +170,10 @@ func (x *clusterReader) read(ctx context.Context) error {
 		doctor.Accounts: func(ctx context.Context) error { return x.ListAll(ctx, &x.facts.Own.Accounts) },
 		doctor.Policies: x.readPolicies,
 		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases, doctor.Locks: x.readLocks,
+		doctor.Identities: func(ctx context.Context) (err error) {
+			x.facts.Own.Identity, err = identity.ReadKey(ctx, x.Cluster)
+			return err
+		},
 		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
 	}); err != nil {
 		return err

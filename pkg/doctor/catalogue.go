@@ -42,6 +42,7 @@ var Catalogue = slices.Concat(
 			Drifts).dependsOn("definition-01").withScope(check.InCluster),
 		entry("token-01", "API servers accept the agents' tokens", tokens, Accounts, Pods).withScope(check.InCluster),
 		entry("secret-01", "Secrets with keys exist", secrets, Secrets, Peerings).withScope(check.InCluster),
+		entry("identity-01", "identity keys are those that peers know", identities, Identities, Peerings).withScope(check.InCluster),
 		entry("clock-01", "API servers' clocks agree with this machine's", serverClock, Answers),
 		entry("clock-02", "clocks of agents agree with their API servers'", agentClocks, Leases).dependsOn("definition-01 token-01"),
 		entry("version-01", "agents have this command's version", versions, Leases),

@@ -286,6 +286,8 @@ const (
 	Kernels   Part = "kernels"
 	Settings  Part = "settings"
 	Locks     Part = "locks"
+	// Identities is the Secret with the cluster's identity key.
+	Identities Part = "identity key"
 )
 
 // Cluster is the data that was read from one cluster.
@@ -336,7 +338,9 @@ type Objects struct {
 	DaemonSet *appsv1.DaemonSet
 	Accounts  corev1.ServiceAccountList
 	// Secrets are the names of the Secrets.
-	Secrets  map[string]bool
+	Secrets map[string]bool
+	// Identity is the public key of the cluster's identity, empty if its Secret is gone or damaged.
+	Identity string
 	Policies networkingv1.NetworkPolicyList
 	// ClusterPolicies are the cluster-wide network policies of plugins, of any namespace.
 	ClusterPolicies []unstructured.Unstructured

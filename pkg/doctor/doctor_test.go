@@ -65,7 +65,7 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 		Name: name, ID: "id-" + name, Kubectl: "kubectl --context " + name, Now: now, SkipReasons: map[Part]string{},
 		Own: Objects{
 			Installed: true, CRDs: map[string]string{"peerings.liqonet.io": "", "nodenetworks.liqonet.io": ""},
-			DaemonSet: &appsv1.DaemonSet{}, Secrets: map[string]bool{"gateway-" + peer + "-0-1": true, "gateway-" + peer + "-0-psk-1": true, "liqonet-overlay-1": true},
+			DaemonSet: &appsv1.DaemonSet{}, Identity: key, Secrets: map[string]bool{"gateway-" + peer + "-0-1": true, "gateway-" + peer + "-0-psk-1": true, "liqonet-overlay-1": true},
 			Accounts: corev1.ServiceAccountList{Items: []corev1.ServiceAccount{
 				{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-node", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
 				{ObjectMeta: metav1.ObjectMeta{Name: "gateway-" + peer + "-0", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
@@ -102,6 +102,16 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 		c.Machines.Kernels[n] = kernel(string("12"[i]), string("21"[i]))
 	}
 	return c
+}
+
+// ledgerOf returns a ledger with active entries.
+func ledgerOf(peers ...v1alpha1.PeerAllocation) *v1alpha1.ClusterNetwork {
+	cn := &v1alpha1.ClusterNetwork{}
+	for _, e := range peers {
+		e.Phase = v1alpha1.PeerActive
+		cn.Spec.Peers = append(cn.Spec.Peers, e)
+	}
+	return cn
 }
 
 // healthy returns two clusters. The gateway of alpha is the client.
@@ -172,6 +182,16 @@ func faults() []fault {
 			delete(a.Own.Secrets, "gateway-beta-0-1")
 			dead(a, "gateway-beta-0")
 			down(b, "")
+		}},
+		{"identity is gone", "liqonet-identity-01", "the identity key of the cluster is gone", func(f *Facts, a, b *Cluster) {
+			a.Ledger, a.Own.Identity = ledgerOf(v1alpha1.PeerAllocation{ClusterID: b.ID, Name: "beta", IdentityKey: keyB}), ""
+		}},
+		{"another identity", "liqonet-identity-01", "another identity key than the one that beta knows", func(f *Facts, a, b *Cluster) {
+			b.Ledger = ledgerOf(v1alpha1.PeerAllocation{ClusterID: a.ID, Name: "alpha", IdentityKey: keyB})
+		}},
+		{"two peers with one identity", "liqonet-identity-01", "peers have one identity key: beta, gamma", func(f *Facts, a, b *Cluster) {
+			a.SkipReasons[Drifts] = "there is no Peering gamma"
+			a.Ledger = ledgerOf(v1alpha1.PeerAllocation{ClusterID: b.ID, Name: "beta", IdentityKey: keyB}, v1alpha1.PeerAllocation{ClusterID: "id-gamma", Name: "gamma", IdentityKey: keyB})
 		}},
 		{"server's clock", "liqonet-clock-01", "1h0m0s ahead of", func(f *Facts, a, b *Cluster) { a.API.ClockAhead = time.Hour }},
 		{"agents' clock", "liqonet-clock-02", "the agent of node alpha-2 is 1h0m0s behind", func(f *Facts, a, b *Cluster) {

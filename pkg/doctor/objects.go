@@ -131,6 +131,30 @@ func tokens(x *examination) {
 	}
 }
 
+// identities compares the cluster's identity key with the one that its peers have recorded, and those of its peers with each other.
+func identities(x *examination) {
+	peers := lo.Filter(lo.FromPtr(x.Ledger).Spec.Peers, func(e v1alpha1.PeerAllocation, _ int) bool { return e.Active() && e.IdentityKey != "" })
+	replace := x.peerCommand() + " --replace"
+	if len(peers) > 0 && x.Own.Identity == "" {
+		x.fail("", "the identity key of the cluster is gone", "Secret "+manifests.IdentitySecretName+" is gone or damaged: peers recognize the cluster by it", replace)
+	}
+	for _, c := range x.facts.Clusters {
+		entry, _ := lo.Find(lo.FromPtr(c.Ledger).Spec.Peers, func(e v1alpha1.PeerAllocation) bool { return e.ClusterID == x.ID && e.Active() })
+		if entry.IdentityKey != "" && x.Own.Identity != "" && entry.IdentityKey != x.Own.Identity {
+			x.fail("", "the cluster has another identity key than the one that "+c.Name+" knows",
+				fmt.Sprintf("it has %s, not %s", manifests.IdentityFingerprint(x.Own.Identity), manifests.IdentityFingerprint(entry.IdentityKey)),
+				"check which cluster the kubeconfig leads to; if it is the right one and has lost its keys: "+replace)
+		}
+	}
+	for key, same := range lo.GroupBy(peers, func(e v1alpha1.PeerAllocation) string { return e.IdentityKey }) {
+		if len(same) > 1 {
+			names := lo.Map(same, func(e v1alpha1.PeerAllocation, _ int) string { return e.Name })
+			x.fail("", "peers have one identity key: "+joinFirst(names), "it is "+manifests.IdentityFingerprint(key)+"; one of them is a copy of the other",
+				x.liqonet("unpeer")+" --peer NAME, for the copy")
+		}
+	}
+}
+
 func secrets(x *examination) {
 	wanted := func(name, what, hint string, about func(*check.Finding)) {
 		if !x.Own.Secrets[name] {

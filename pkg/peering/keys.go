@@ -254,8 +254,14 @@ func (p *run) requireFingerprint(s *engine.Side, key string) error {
 	if required == "" || required == has {
 		return nil
 	}
-	why := lo.Ternary(has == "", "no identity key that can be read", "the fingerprint "+has)
-	hint := identity.FindHint(p.sides[1-s.Index].Cluster, s.Cluster)
+	why, hint := "the fingerprint "+has, identity.FindHint(p.sides[1-s.Index].Cluster, s.Cluster)
+	switch {
+	case has == "" && p.evidence[s.Index].ReadErr != nil:
+		why = "no identity key that can be read"
+	case has == "":
+		why = "no identity key yet"
+		hint = kube.Unchanged(p.sides[0].Cluster, p.sides[1].Cluster) + "peer once without this --fingerprint: that creates the key, and prints its fingerprint to compare"
+	}
 	return &kube.Error{Kind: kube.Identity, Op: fmt.Sprintf("%s must have the identity key with the fingerprint %s, but has %s", s.Name, required, why), Hint: hint}
 }
 

@@ -151,7 +151,11 @@ func TestRequiredFingerprints(t *testing.T) {
 		"no key yet": {b.ID: "SHA256:" + strings.Repeat("A", 43)},
 	} {
 		o := engine.Options{Fingerprints: required}
-		kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{})), kube.Identity, "no identity key")
+		err := kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, o, kube.Quiet{}))
+		kubetest.Fails(t, err, kube.Identity, "b must have the identity key", "but has no identity key yet")
+		checkHint(t, err, true)
+		e, _ := errors.AsType[*kube.Error](err)
+		kit.CheckContains(t, "the hint", e.Hint, "peer once without this --fingerprint")
 		kubetest.Fails(t, kit.Err(PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, o, kube.Quiet{})), kube.Identity)
 		kit.ErrorIf(t, len(a.Ours(t))+len(b.Ours(t)) > 0, "%s: it leaves %v, %v", name, a.Ours(t), b.Ours(t))
 	}
