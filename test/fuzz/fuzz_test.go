@@ -89,7 +89,7 @@ func TestFuzz(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		for _, target := range all[name] {
 			t.Run(name+"/"+target, func(t *testing.T) {
-				cmd := exec.CommandContext(kit.Timeout(t, 10*time.Minute), "go", "test", "./"+name, "-run", "^$", "-fuzz", "^"+target+"$",
+				cmd := exec.CommandContext(kit.Timeout(t, 20*time.Minute), "go", "test", "-vet=off", "./"+name, "-run", "^$", "-fuzz", "^"+target+"$",
 					"-fuzztime", cmp.Or(os.Getenv("LIQONET_TEST_FUZZTIME"), "60s"))
 				cmd.Dir = root
 				out, err := cmd.CombinedOutput()
