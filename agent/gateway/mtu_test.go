@@ -156,7 +156,12 @@ func TestOneNodeDoesNotShrinkAll(t *testing.T) {
 	me.path.nodes = 1400
 	d := kit.Must(desire(me, peering(t, v1alpha1.Client, newKey(t)), []v1alpha1.NodeNetwork{node("n2", "10.80.0.2", "172.18.0.3", 1200)}))(t)
 	kit.ErrorIf(t, d.mtu != 1400 || d.nodesMTU != 1200, "the MTU is %d, and %d is reported", d.mtu, d.nodesMTU)
-	a := &agent{}
+	a := &agent{local: me}
+	one, two := node("n1", "10.80.0.1", "172.18.0.2", 1450, "10.244.0.0/24"), node("n2", "10.80.0.2", "172.18.0.3", 1200, "10.244.0.0/24")
+	d = kit.Must(a.desire(t.Context(), peering(t, v1alpha1.Client, newKey(t)), []v1alpha1.NodeNetwork{one, two}))(t)
+	kit.ErrorIf(t, d.mtu != 1400 || d.nodesMTU != 0 || a.local.path.nodes != 1400 || a.measurements.reportedMTU != 1200, "the MTU is %d, and %+v", d.mtu, a.measurements)
+	kit.ErrorIf(t, !strings.Contains(a.conditions.degraded, "also reports 10.244.0.0/24"), "the condition says %q", a.conditions.degraded)
+	a = &agent{}
 	a.measurements.reportedMTU = 1400
 	a.measurePath()
 	changes := 0

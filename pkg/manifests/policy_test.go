@@ -191,6 +191,11 @@ func TestPolicies(t *testing.T) {
 		"is owned by another node":  {change: func(l *coordinationv1.Lease) { l.OwnerReferences[0].Name = "node-2" }, want: "owners"},
 		"is controlled":             {change: func(l *coordinationv1.Lease) { l.OwnerReferences[0].Controller = new(true) }, want: "owners"},
 		"is owned by another API":   {change: func(l *coordinationv1.Lease) { l.OwnerReferences[0].APIVersion = "x/v1" }, want: "owners"},
+		"is owned by a Node":        {change: func(l *coordinationv1.Lease) { l.OwnerReferences[0].Kind = "Node" }, want: "owners"},
+		"changes how another manager writes": {before: touched, change: func(l *coordinationv1.Lease) {
+			*l = *touched.DeepCopy()
+			l.ManagedFields[1].Operation = "Apply"
+		}, want: "managers"},
 		"has two owners": {change: func(l *coordinationv1.Lease) {
 			l.OwnerReferences = append(l.OwnerReferences, touched.OwnerReferences...)
 		}, want: "owners"},
@@ -250,6 +255,7 @@ func TestPolicies(t *testing.T) {
 	}), "")
 	check("node/NodeNetwork/reports as another one", nodeAgent(ofNode), reports, "status", report, with(report, func(n *v1alpha1.NodeNetwork) { n.ManagedFields[0].Manager = "x" }), "managers")
 	check("node/NodeNetwork/is owned by a Lease", nodeAgent(ofNode), reports, "", report, with(report, func(n *v1alpha1.NodeNetwork) { n.OwnerReferences[0].Kind = "NodeNetwork" }), "owners")
+	check("node/NodeNetwork/is owned by another API", nodeAgent(ofNode), reports, "", nil, with(report, func(n *v1alpha1.NodeNetwork) { n.OwnerReferences[0].APIVersion = "x/v1" }), "owners")
 	check("node/NodeNetwork/puts a finalizer", nodeAgent(ofNode), reports, "", report, with(report, func(n *v1alpha1.NodeNetwork) { n.Finalizers = []string{"x"} }), "finalizer")
 	check("node/NodeNetwork/annotates", nodeAgent(ofNode), reports, "", report, with(report, func(n *v1alpha1.NodeNetwork) { n.Annotations = map[string]string{v1alpha1.AnnotationVersion: "x"} }), "annotation")
 	check("node/NodeNetwork/deletes another one", nodeAgent("node-2"), reports, "", report, nil, "own node")
