@@ -358,6 +358,16 @@ func TestHoldersThatAreGone(t *testing.T) {
 	}
 	a.readRenewals(t.Context())
 	kit.ErrorIf(t, !a.disputes.renewals[dead].isOld() || a.disputes.renewals[alive].isOld(), "%+v", a.disputes.renewals)
+	// Another node reports the pods of both. It gets those of the node that is gone.
+	p := peering(t, v1alpha1.Client, newKey(t))
+	one, two := node("n1", alive.String(), "172.18.0.2", 0, "10.244.1.0/24"), node("n2", dead.String(), "172.18.0.3", 0, "10.244.2.0/24")
+	other := node("n4", "10.80.0.4", "172.18.0.5", 0, "10.244.1.0/24", "10.244.2.0/24")
+	a.applied.want = kit.Must(desire(a.local, p, []v1alpha1.NodeNetwork{one, two}))(t)
+	a.applied.want.holders = []netip.Addr{alive, dead, missing}
+	d := kit.Must(a.desire(t.Context(), p, []v1alpha1.NodeNetwork{one, two, other}))(t)
+	kit.Check(t, "pods of the node that renews its Lease", routesOf(d, "loqn1"), []string{"10.244.1.0/24"})
+	kit.Check(t, "pods of the node that is gone", routesOf(d, "loqn2"), nil)
+	kit.Check(t, "pods of the other node", routesOf(d, "loqn4"), []string{"10.244.2.0/24"})
 }
 
 func TestCompareStatus(t *testing.T) {
