@@ -124,6 +124,9 @@ type desired struct {
 	// spread maps the peerings whose packets are spread over all working planes to the ranges of the peer's exposed
 	// hosts. Packets to those use one plane: each of the peer's nodes tracks only its own connections.
 	spread map[string]netip.Prefix
+	// leftOut names what is not served because of what a gateway or a peer reports. It harms only their peering, so the
+	// node stays Ready: otherwise a peer could decide what every node reports.
+	leftOut []string
 }
 
 // planeKey identifies a plane of a peering.
@@ -135,7 +138,7 @@ type planeKey struct {
 func (g gateway) key() planeKey { return planeKey{g.peering, g.plane} }
 
 // desire computes the desired state of the node's kernel for these peerings. It is empty if there are none. The error
-// names the peerings or planes that cannot be served. The returned state covers all others.
+// names the peerings or planes that cannot be served. The returned state covers all others, and names what it leaves out.
 func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	// A peering that could not be read is incomplete, too, but has to be reported.
 	peerings = slices.DeleteFunc(slices.Clone(peerings), func(p v1alpha1.Peering) bool { return p.Incomplete() && p.Validate() == nil })
@@ -176,7 +179,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 		d.addRoutes(l, p)
 	}
 	d.blockRejected(l, peerings, admitted)
-	errs = append(errs, d.bypassTunnels(l, admitted)...)
+	d.bypassTunnels(l, admitted)
 	return d, errors.Join(errs...)
 }
 
@@ -205,7 +208,7 @@ const maxEndpoints = 1 << 16
 //
 // Packets from the node's own address are routed like this, too. Otherwise a kernel with strict reverse path
 // filtering drops everything from these addresses, and does not answer their ARP requests.
-func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []error) {
+func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) {
 	remote := ipam.Set(d.nat.Remote)
 	for _, p := range peerings {
 		covered := slices.DeleteFunc(tunnelEndpoints(p), func(a netip.Addr) bool { return !remote.Contains(a) })
@@ -213,7 +216,7 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 			continue
 		}
 		if share := maxEndpoints / len(peerings); len(covered) > share {
-			errs = append(errs, fmt.Errorf("peering %s: %d addresses of its nodes, which are in ranges of peers, are left out, as there are more than %d: packets of tunnels from there may be dropped", p.Name, len(covered)-share, share))
+			d.leftOut = append(d.leftOut, fmt.Sprintf("peering %s: %d addresses of its nodes, which are in ranges of peers, are left out, as there are more than %d: packets of tunnels from there may be dropped", p.Name, len(covered)-share, share))
 			covered = covered[:share]
 		}
 		d.nat.Endpoints = append(d.nat.Endpoints, covered...)
@@ -229,7 +232,6 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []er
 			d.overlay.Bypass = append(d.overlay.Bypass, netip.AddrPortFrom(a, 0))
 		}
 	}
-	return errs
 }
 
 // tunnelEndpoints returns the addresses at which a peering's tunnel is reached, followed by those from which it may be
@@ -400,7 +402,8 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	status := p.PlaneStatus(plane.Index)
 	if status != nil && status.PodIP.IsValid() && status.MTU > 0 {
 		if !isPod(p, status.PodIP.Addr) {
-			return fmt.Errorf("its gateway has the address %s, which is in none of the peering's pod ranges: if it is a pod's address, add its range with --pod-cidr", status.PodIP)
+			d.leftOut = append(d.leftOut, fmt.Sprintf("peering %s, plane %d: its gateway has the address %s, which is in none of the peering's pod ranges: if it is a pod's address, add its range with --pod-cidr", p.Name, plane.Index, status.PodIP))
+			return nil
 		}
 		g.pod, g.mtu, g.tunnelTarget, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
 		secret := l.keys.ForGateway(v1alpha1.GatewayName(p.Name, plane.Index), plane.OverlayKeyGeneration)

@@ -62,7 +62,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		Address: v1alpha1.IP{Addr: a.local.address}, Kernel: new(a.machine.facts), UnderlayMTU: int32(a.machine.underlayMTU),
 		NodeIPs: nodeIPs(a.objects.node), PodCIDRs: podCIDRs(a.objects.node), Routes: a.machine.routes, Resolvers: a.machine.resolvers,
 	}
-	problems := []string{problem}
+	problems := append([]string{problem}, a.applied.want.leftOut...)
 	if a.machine.omittedRoutes > 0 {
 		problems = append(problems, fmt.Sprintf("%d of this node's routes are not reported, as it has more than %d: a range for a peer may overlap with them",
 			a.machine.omittedRoutes, maxRoutes))

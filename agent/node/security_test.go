@@ -39,32 +39,38 @@ func TestNameServersAreReported(t *testing.T) {
 }
 
 // If peers' nodes have more addresses in ranges of peers than a node has room for, each peering has an equal share.
-// Addresses that are called come first, and omissions are reported.
+// Addresses that are called come first. Omissions are reported, and the node stays Ready.
 func TestMoreEndsThanRoom(t *testing.T) {
 	large := peering("b", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/15", "10.30.0.0/15"), "10.70.0.0/18")
 	small := peering("c", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/16", "10.40.0.0/16"), "10.71.0.0/18")
 	const share = maxEndpoints / 2
-	a := addr("10.30.0.0")
+	next := addr("10.30.0.0")
 	var addrs []v1alpha1.IP
 	for range share {
-		addrs = append(addrs, v1alpha1.IP{Addr: a})
-		a = a.Next()
+		addrs = append(addrs, v1alpha1.IP{Addr: next})
+		next = next.Next()
 	}
 	called, other := addr("10.31.255.255"), addr("10.40.0.9")
 	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Endpoint = addrs, called.String()+":51840"
 	large.Status.Planes[0].Remote = &v1alpha1.RemoteAnnouncement{NodeIPs: addrs} // the same addresses again
 	small.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: other}, {}}
 	got, err := desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{large, small})
-	if err == nil || !strings.Contains(err.Error(), "peering b: 1 addresses of its nodes") || strings.Contains(err.Error(), "peering c") {
-		t.Errorf("error %v", err)
+	if err != nil || len(got.leftOut) != 1 || !strings.HasPrefix(got.leftOut[0], "peering b: 1 addresses of its nodes") {
+		t.Errorf("left out: %q, error %v", got.leftOut, err)
+	}
+	a := newAgent(t)
+	a.applied.want = got
+	s, _ := a.Status("")
+	if c := s.Conditions[0]; c.Status != metav1.ConditionTrue || c.Reason != "AppliedWithProblems" || !strings.HasPrefix(c.Message, got.leftOut[0]) {
+		t.Errorf("one peer decides that the node is %+v", c)
 	}
 	endpoints := got.nat.Endpoints
 	if len(endpoints) != share+1 || !slices.Contains(endpoints, called) || !slices.Contains(endpoints, other) {
 		t.Errorf("%d addresses, with %s: %v, with %s: %v", len(endpoints), called, slices.Contains(endpoints, called), other, slices.Contains(endpoints, other))
 	}
 	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Remote = addrs[1:], nil
-	if got, err = desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{large, small}); err != nil || len(got.nat.Endpoints) != share+1 {
-		t.Errorf("with as many as allowed: %d, %v", len(got.nat.Endpoints), err)
+	if got, err = desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{large, small}); err != nil || len(got.nat.Endpoints) != share+1 || got.leftOut != nil {
+		t.Errorf("with as many as allowed: %d, %q, %v", len(got.nat.Endpoints), got.leftOut, err)
 	}
 }
 
