@@ -30,7 +30,7 @@ func Examples() map[string]client.Object {
 	peering := manifests.Peering("b", v1alpha1.PeeringSpec{
 		Index: 2, Overlay: "Geneve", Limits: v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}, PlanesMode: v1alpha1.PlanesSpread,
 		Local: v1alpha1.LocalNetwork{
-			Pods: pods, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
+			Pods: pods, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"), ServiceCIDRs: []v1alpha1.CIDR{kit.CIDR("10.96.0.0/16")},
 			Hosts: []v1alpha1.AddressMapping{{Real: ip("192.168.1.50"), Mapped: ip("10.60.32.1")}},
 		},
 		Remote: v1alpha1.RemoteNetwork{
