@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 const (
@@ -99,12 +100,13 @@ func (c *callers) other(endpoint netip.AddrPort, now time.Time) netip.AddrPort {
 	return c.recent[i].endpoint
 }
 
-// turn returns whether to forget the last handshake, so that a caller whose handshakes are refused can connect.
-func (c *callers) turn(down bool, now time.Time) (isDue bool) {
+// turn returns whether to forget the last handshake, so that a caller whose handshakes are refused can connect. A caller
+// that another plane has named may have been replaced here without returning: a copy of a cluster calls on all planes.
+func (c *callers) turn(down, othersNamed bool, now time.Time) (isDue bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	after := forgetAfter
-	if c.areTwo(now) {
+	if c.areTwo(now) || othersNamed && len(c.recent) > 1 {
 		after = turnAfter
 	} else if !down || !c.endpoint.IsValid() {
 		return false // forgetting loses the packets in transit
@@ -135,7 +137,8 @@ func callersMessage(a, b string) string {
 func (a *agent) watchCallers(down bool) (next time.Duration) {
 	now, c := time.Now(), &a.livenessServer.callers
 	c.observe(a.measurements.tunnel.Endpoint, now)
-	if c.turn(down, now) {
+	named := slices.ContainsFunc(a.peering.Status.Planes, func(p v1alpha1.PlaneStatus) bool { return p.OtherCaller != "" })
+	if c.turn(down, named, now) {
 		a.cfg.Log.Debug("forgetting the last handshake, as the peer's clock may have been set back", "endpoint", a.measurements.tunnel.Endpoint)
 		if err := a.device.Reset(); err != nil {
 			a.cfg.Log.Error("cannot forget the last handshake", "error", err)

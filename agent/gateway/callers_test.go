@@ -88,18 +88,23 @@ func TestTurns(t *testing.T) {
 		steps []step
 		down  bool
 		want  int
+		// named is set if another plane has two callers.
+		named bool
 	}{
-		{"two callers", []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'a', a}}, false, 12},
-		{"two callers, and the tunnel is down", []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'a', a}}, true, 12},
-		{"one caller by two endpoints", []step{{'a', a}, {'a', b}, {'a', a}, {'a', b}, {'a', a}}, false, 0},
-		{"one caller, and the tunnel is down", []step{{'a', a}, {'a', b}}, true, 6},
-		{"none has called", nil, true, 0},
+		{"two callers", []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'a', a}}, false, 12, false},
+		{"two callers, and the tunnel is down", []step{{'a', a}, {'b', b}, {'a', a}, {'b', b}, {'a', a}}, true, 12, false},
+		{"one caller by two endpoints", []step{{'a', a}, {'a', b}, {'a', a}, {'a', b}, {'a', a}}, false, 0, false},
+		{"one caller, and the tunnel is down", []step{{'a', a}, {'a', b}}, true, 6, false},
+		{"a caller was replaced, and another plane has two", []step{{'a', a}, {'b', b}}, false, 12, true},
+		{"a caller was replaced", []step{{'a', a}, {'b', b}}, false, 0, false},
+		{"one caller, and another plane has two", []step{{'a', a}}, false, 0, true},
+		{"none has called", nil, true, 0, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var x callers
 			now, n := x.play(time.Second, tt.steps), 0
 			for since := time.Duration(0); since <= time.Minute; since += watchInterval {
-				if x.turn(tt.down, now.Add(since)) {
+				if x.turn(tt.down, tt.named, now.Add(since)) {
 					n++
 				}
 			}

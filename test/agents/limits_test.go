@@ -309,7 +309,7 @@ func TestGatewayOfManyNodes(t *testing.T) {
 		s, name := sizes(), peeringName(0)
 		p := largest(0)
 		p.Status.Planes[0].ObservedGeneration, p.Status.Planes[0].Message, p.Status.Conditions = 0, "", nil
-		n := newMachine(t, "gateway", "10.255.0.1/15", "10.255.0.2", p)
+		n := newMachine(t, "gateway", "10.255.0.1/15", "10.255.0.2", p, &corev1.Namespace{ObjectMeta: objectMeta("", metav1.NamespaceSystem)})
 		_, deployment := manifests.Gateway{Peering: name, WireGuard: "UserSpace"}.Objects()
 		env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
 		api := &crowd{Handler: n.api, kind: "NodeNetwork", resource: "nodenetworks", streams: streams, count: s.nodes, object: report(s)}

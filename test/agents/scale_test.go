@@ -18,6 +18,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -232,7 +233,7 @@ func BenchmarkScaleGateway(b *testing.B) {
 func scaleGateway(b *testing.B, nodes int) map[string]float64 {
 	p := ordinaryPeering(0, netip.Addr{}, 0)
 	p.Status = v1alpha1.PeeringStatus{}
-	s := &scaled{node: newMachine(b, "gateway", "10.255.0.1/15", "10.255.0.2", p)}
+	s := &scaled{node: newMachine(b, "gateway", "10.255.0.1/15", "10.255.0.2", p, &corev1.Namespace{ObjectMeta: objectMeta("", metav1.NamespaceSystem)})}
 	key := kit.Must(wgtypes.GeneratePrivateKey())(b)
 	_, deployment := manifests.Gateway{Peering: p.Name, WireGuard: "UserSpace"}.Objects()
 	env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
