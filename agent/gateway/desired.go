@@ -377,9 +377,6 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 	}
 }
 
-// minMTU is the smallest MTU to use, and to accept from a peer: every host takes packets of that size (RFC 791).
-const minMTU = 576
-
 const (
 	// growAfter is how long the same larger MTU has to be reported before it is accepted.
 	growAfter = 10 * time.Second
@@ -401,7 +398,7 @@ func (m *dampedMTU) update(mtu int, now time.Time) int {
 	if mtu == 0 {
 		return m.agreed
 	}
-	if mtu = max(mtu, minMTU); mtu != m.reported {
+	if mtu = max(mtu, wire.MinMTU); mtu != m.reported {
 		m.reported, m.reportedSince = mtu, now
 	}
 	grows := m.reported > m.agreed && now.Sub(m.reportedSince) >= growAfter
@@ -430,7 +427,7 @@ func capacity(l local, nodes int, hasLinks bool) int {
 	if hasLinks {
 		mtu = min(mtu, l.underlayMTU-overlay.Overhead)
 	}
-	return max(min(mtu, cmp.Or(nodes, mtu)), minMTU)
+	return max(min(mtu, cmp.Or(nodes, mtu)), wire.MinMTU)
 }
 
 // nodesMTU returns the size of the largest packet that all nodes can carry, by their reports: over their networks, and

@@ -118,7 +118,7 @@ func TestMTUIsDamped(t *testing.T) {
 				before, last = got, now
 			}
 		}
-		kit.ErrorIf(t, changed > 120 || before < minMTU, "%s: %d changes in ten minutes, the last one to %d", kind, changed, before)
+		kit.ErrorIf(t, changed > 120 || before < 576, "%s: %d changes in ten minutes, the last one to %d", kind, changed, before)
 	}
 }
 

@@ -56,6 +56,7 @@ func TestOnePeeringStopsNoOther(t *testing.T) {
 		"a gateway that is a node":      func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("172.18.0.2")} },
 		"a gateway in the overlay":      func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("10.80.0.9")} },
 		"a gateway of the other's peer": func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("10.30.0.1")} },
+		"a gateway with a tiny MTU":     func(p *v1alpha1.Peering) { p.Status.Planes[0].MTU = 60 },
 		"a gateway that has IPv6":       func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("fd00::1")} },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -405,6 +405,10 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			d.leftOut = append(d.leftOut, fmt.Sprintf("peering %s, plane %d: its gateway has the address %s, which is in none of the peering's pod ranges: if it is a pod's address, add its range with --pod-cidr", p.Name, plane.Index, status.PodIP))
 			return nil
 		}
+		if status.MTU < wire.MinMTU { // the kernel would refuse the link, or its routes
+			d.leftOut = append(d.leftOut, fmt.Sprintf("peering %s, plane %d: its gateway reports an MTU of %d bytes, which is less than %d", p.Name, plane.Index, status.MTU, wire.MinMTU))
+			return nil
+		}
 		g.pod, g.mtu, g.tunnelTarget, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
 		secret := l.keys.ForGateway(v1alpha1.GatewayName(p.Name, plane.Index), plane.OverlayKeyGeneration)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{

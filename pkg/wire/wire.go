@@ -33,6 +33,9 @@ func EndOfRange(first uint16) uint16 {
 	return first
 }
 
+// MinMTU is the smallest MTU to use, and to accept from another agent: every host takes packets of that size (RFC 791).
+const MinMTU = 576
+
 // Table is our routing table, and the group of our interfaces. No other program is known to use the number.
 const Table = 27761
 
