@@ -9,14 +9,15 @@ import (
 	"runtime"
 	"runtime/metrics"
 	"strings"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // maxResponse limits the estimated memory for one response, or for one event of a watch, in bytes. A page of nodes takes
-// about 70 MiB by the same estimate. maxHeap limits the memory for all that was read. A cluster of 5,000 nodes and
-// 20,000 pods takes less than a quarter of it.
+// about 70 MiB by the same estimate. maxHeap limits the memory for all that was read, also for all events of a watch. A
+// cluster of 5,000 nodes and 20,000 pods takes less than a quarter of it.
 const maxResponse, maxHeap = 256 << 20, 2 << 30
 
 // pageSize is the number of objects in one response.
@@ -26,13 +27,19 @@ const pageSize = 200
 // of a Pod. perByte is how many bytes a byte takes while it is read and decoded.
 const perValue, perByte = 1200, 4
 
+// perExponent is what a power of ten in a quantity takes, in bytes. Its time counts, too: 1e-1000000 takes 40 ms.
+const perExponent = 64
+
 var errTooLarge = errors.New("its response is too large")
 
 // LimitTransport limits the memory that the response to a request may take. It counts after decompression, and by the
 // decoded size, because two bytes of an empty object become a struct. Therefore it requests JSON only.
-func LimitTransport(next http.RoundTripper) http.RoundTripper { return limiter{next} }
+func LimitTransport(next http.RoundTripper) http.RoundTripper { return limiter{next, maxHeap} }
 
-type limiter struct{ next http.RoundTripper }
+type limiter struct {
+	next    http.RoundTripper
+	maxHeap uint64
+}
 
 // RoundTrip implements http.RoundTripper.
 func (l limiter) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -57,7 +64,8 @@ func (l limiter) RoundTrip(req *http.Request) (*http.Response, error) {
 		_ = resp.Body.Close()
 		return nil, fmt.Errorf("the server answers with %s, although JSON was requested", contentType)
 	}
-	resp.Body = &limitedBody{ReadCloser: resp.Body, isStream: req.URL.Query().Has("watch") || strings.HasSuffix(req.URL.Path, "/log")}
+	isStream := req.URL.Query().Has("watch") || strings.HasSuffix(req.URL.Path, "/log")
+	resp.Body = &limitedBody{ReadCloser: resp.Body, isStream: isStream, maxHeap: l.maxHeap}
 	return resp, nil
 }
 
@@ -70,26 +78,39 @@ type limitedBody struct {
 	io.ReadCloser
 	// isStream is set if the body is a sequence of values, each of which is counted separately.
 	isStream bool
+	maxHeap  uint64
 	size     int64
 	// depth is the number of open objects and arrays. inString and escaped tell where the last byte was.
 	depth             int
 	inString, escaped bool
+	// quantity is the value that is being read, if it may be a quantity.
+	quantity quantity
 }
 
 // Read fails once there is too much.
 func (b *limitedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	for _, c := range p[:n] {
-		b.count(c)
+		if b.count(c); b.size > maxResponse {
+			return 0, errTooLarge
+		}
 	}
-	if b.size > maxResponse {
-		return 0, errTooLarge
+	if b.isStream { // the caller may keep all of its values
+		if tooMuch := checkHeap(b.maxHeap); tooMuch != nil {
+			return 0, tooMuch
+		}
 	}
 	return n, err
 }
 
 func (b *limitedBody) count(c byte) {
 	b.size += perByte
+	if c == '"' && !b.escaped || !b.inString && strings.IndexByte(",:[]{} \t\r\n", c) >= 0 {
+		b.size += b.quantity.cost()
+		b.quantity = quantity{}
+	} else {
+		b.quantity.add(c)
+	}
 	switch {
 	case b.escaped:
 		b.escaped = false
@@ -111,6 +132,47 @@ func (b *limitedBody) count(c byte) {
 	}
 }
 
+// quantity counts the digits of a value that Kubernetes may parse as a quantity, such as "1e-9" (resource.ParseQuantity). It calculates with
+// all of them, and divides by the power of ten of a negative exponent. So without a limit, a few bytes take hours.
+type quantity struct {
+	digits, exponent                 int64
+	hasExponent, isNegative, isOther bool
+}
+
+func (q *quantity) add(c byte) {
+	switch isDigit := c >= '0' && c <= '9'; {
+	case q.isOther:
+	case isDigit && q.hasExponent:
+		q.exponent = q.exponent*10 + int64(c-'0')
+	case isDigit:
+		q.digits++
+	case c == 'e' || c == 'E':
+		q.hasExponent = true
+	case (c == '-' || c == '+') && (q.digits == 0 || q.hasExponent && q.exponent == 0):
+		q.isNegative = c == '-' && q.hasExponent
+	default: // Kubernetes trims spaces, also those of Unicode
+		isSuffix := q.digits > 0 && strings.ContainsRune("inumkKMGTP", rune(c))
+		q.isOther = c != '.' && c != ' ' && c < utf8.RuneSelf && !isSuffix
+	}
+}
+
+// cost returns what parsing takes, in bytes. The time of a long number grows with the square of its length.
+func (q *quantity) cost() int64 {
+	exponent := int64(int32(q.exponent)) // the parser ignores the other bits
+	if q.isNegative {
+		exponent = -exponent
+	}
+	switch {
+	case q.isOther:
+		return 0
+	case exponent < 0:
+		return q.digits*q.digits - perExponent*exponent
+	case q.digits > 18: // others are never multiplied
+		return q.digits*q.digits + perExponent*exponent
+	}
+	return 0
+}
+
 // Paged returns a client that reads lists in pages, and fails if they take too much memory.
 func Paged(c client.WithWatch) client.WithWatch { return pagedClient{c, maxHeap} }
 
@@ -123,7 +185,7 @@ type pagedClient struct {
 func (p pagedClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	o := (&client.ListOptions{}).ApplyOptions(opts)
 	if o.AsListOptions().Limit > 0 { // the caller reads pages
-		return errors.Join(p.WithWatch.List(ctx, list, opts...), p.checkHeap())
+		return errors.Join(p.WithWatch.List(ctx, list, opts...), checkHeap(p.maxHeap))
 	}
 	empty := list.DeepCopyObject().(client.ObjectList)
 	err := p.WithWatch.List(ctx, list, append(opts, client.Limit(pageSize))...)
@@ -138,7 +200,7 @@ func (p pagedClient) List(ctx context.Context, list client.ObjectList, opts ...c
 		}
 		items, extractErr := meta.ExtractList(page)
 		all, next = append(all, items...), page.GetContinue()
-		err = errors.Join(extractErr, p.checkHeap())
+		err = errors.Join(extractErr, checkHeap(p.maxHeap))
 	}
 	if err != nil {
 		return err
@@ -149,14 +211,14 @@ func (p pagedClient) List(ctx context.Context, list client.ObjectList, opts ...c
 }
 
 // checkHeap returns an error if this process uses too much memory.
-func (p pagedClient) checkHeap() error {
-	if heap() < p.maxHeap {
+func checkHeap(limit uint64) error {
+	if heap() < limit {
 		return nil
 	}
-	if runtime.GC(); heap() < p.maxHeap {
+	if runtime.GC(); heap() < limit {
 		return nil
 	}
-	return fmt.Errorf("%w: this command has read more than %d MiB", errTooLarge, p.maxHeap>>20)
+	return fmt.Errorf("%w: this command has read more than %d MiB", errTooLarge, limit>>20)
 }
 
 func heap() uint64 {

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"fmt"
@@ -60,6 +61,12 @@ func TestResponsesAreBounded(t *testing.T) {
 		}
 		return nil
 	}
+	quantity := func(value string) func(w io.Writer) error {
+		return func(w io.Writer) error {
+			_, err := fmt.Fprint(w, `{"items":[{"spec":{"containers":[{"resources":{"limits":{"cpu":`+value+`}}}]}}]}`)
+			return err
+		}
+	}
 	bodies := map[string]func(w io.Writer) error{
 		"spaces": func(w io.Writer) error {
 			for range 1024 {
@@ -77,8 +84,15 @@ func TestResponsesAreBounded(t *testing.T) {
 			fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","items":[`)
 			return repeat(w, "null,", 8<<20)
 		},
-		"depth":         func(w io.Writer) error { return repeat(w, `[`, 8<<20) },
-		"a long string": func(w io.Writer) error { fmt.Fprint(w, `{"kind":"`); return repeat(w, `a\"`, 1<<30) },
+		"depth":                               func(w io.Writer) error { return repeat(w, `[`, 8<<20) },
+		"a long string":                       func(w io.Writer) error { fmt.Fprint(w, `{"kind":"`); return repeat(w, `a\"`, 1<<30) },
+		"a quantity with a negative exponent": quantity(`"1e-2147483640"`),
+		"one whose exponent wraps":            quantity(`"1e2294967296"`),
+		"one that is a number":                quantity(`1e-2147483640`),
+		"one between spaces":                  quantity("\" \u20031E-2147483640\u00a0 \""),
+		"a long one with an exponent":         quantity(`"-0.1234567890123456789012345e2000000000"`),
+		"a long one":                          quantity(`"` + strings.Repeat("1", 1<<22) + `"`),
+		"many of them":                        quantity(strings.Repeat(`"1e-99999","memory":`, 1000) + `"1"`),
 		"containers of a pod": func(w io.Writer) error {
 			fmt.Fprint(w, `{"items":[{"spec":{"containers":[`)
 			return repeat(w, "{},", 8<<20)
@@ -95,7 +109,7 @@ func TestResponsesAreBounded(t *testing.T) {
 					}
 					w.Header().Set("Content-Encoding", "gzip")
 					z := gzip.NewWriter(w)
-					_ = body(z)
+					_ = cmp.Or(body(z), z.Close())
 				})
 				var err error
 				took := allocated(func() { err = c.List(t.Context(), &corev1.PodList{}) })
@@ -132,7 +146,7 @@ func TestOnlyJSONIsRead(t *testing.T) {
 // Each event of a watch is counted separately, also without line breaks between them.
 func TestEventsAreBounded(t *testing.T) {
 	for _, end := range []string{"\n", ""} {
-		b := &limitedBody{ReadCloser: io.NopCloser(strings.NewReader(strings.Repeat(`{"object":[null,{"n":"n{"}]}`+end, 100_000))), isStream: true}
+		b := &limitedBody{ReadCloser: io.NopCloser(strings.NewReader(strings.Repeat(`{"object":[null,{"n":"n{"}]}`+end, 100_000))), isStream: true, maxHeap: maxHeap}
 		if _, err := io.Copy(io.Discard, b); err != nil {
 			t.Error(err)
 		}
@@ -140,6 +154,74 @@ func TestEventsAreBounded(t *testing.T) {
 		if _, err := io.Copy(io.Discard, b); err == nil {
 			t.Error("an endless event was read")
 		}
+	}
+}
+
+// Values that look like quantities, and those that real API servers send, take nothing that matters.
+func TestQuantitiesAreRead(t *testing.T) {
+	long := strings.Repeat("9", 64)
+	c := clientOf(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		items := strings.Repeat(`{"metadata":{"uid":"12345678-1234-4234-823e-123456789012","labels":{"hash":"12e4567","sum":"1e1234567","n":"`+long+`"}},
+			"spec":{"containers":[{"resources":{"limits":{"cpu":"250m","memory":"1.5Gi","x":"1e-9","y":"12345678901234567890","z":1e3}}}]}},`, pageSize)
+		fmt.Fprint(w, `{"items":[`+strings.TrimSuffix(items, ",")+`]}`)
+	})
+	var pods corev1.PodList
+	if err := c.List(t.Context(), &pods); err != nil || len(pods.Items) != pageSize {
+		t.Errorf("%d pods, %v", len(pods.Items), err)
+	}
+}
+
+// The objects of a watch do not take more than a bounded amount of memory together. A response that is too large within one read counts
+// before its end.
+func TestWatchesAreBounded(t *testing.T) {
+	ended := make(chan bool, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if !r.URL.Query().Has("watch") {
+			fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`)
+			return
+		}
+		containers := strings.TrimSuffix(strings.Repeat("{},", 10_000), ",")
+		for i := range 200 { // each takes more than 5 MiB
+			_, err := fmt.Fprintf(w, `{"type":"ADDED","object":{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"n","name":"p%d","resourceVersion":"2"},"spec":{"containers":[%s]}}}`, i, containers)
+			if err != nil {
+				select {
+				case ended <- true:
+				default:
+				}
+				return
+			}
+		}
+		select {
+		case ended <- false:
+		default:
+		}
+	}))
+	t.Cleanup(server.Close)
+	cfg := &rest.Config{Host: server.URL}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return limiter{next, heap() + 128<<20} })
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	api, err := client.NewWithWatch(cfg, client.Options{Mapper: mapper})
+	if err != nil {
+		t.Fatal(err)
+	}
+	isBounded := false
+	err = (&Cluster{Name: "a", Client: api}).Await(t.Context(), "wait", "", []client.ObjectList{&corev1.PodList{}}, func(Objects) (string, error) {
+		select {
+		case isBounded = <-ended:
+			return "", nil
+		default:
+			return "it sends", nil
+		}
+	})
+	if err != nil || !isBounded {
+		t.Errorf("all of its objects were read; %v", err)
+	}
+	b := &limitedBody{ReadCloser: io.NopCloser(strings.NewReader(`{"cpu":"1e-2147483640"}` + "\n")), isStream: true, maxHeap: maxHeap}
+	if _, err := io.Copy(io.Discard, b); err == nil {
+		t.Error("an event with a large quantity was read")
 	}
 }
 

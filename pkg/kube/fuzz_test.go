@@ -3,6 +3,7 @@ package kube
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"testing"
 	"testing/iotest"
@@ -14,14 +15,15 @@ import (
 func FuzzLimitedBody(f *testing.F) {
 	f.Add([]byte(`{"a":[null,{},[],"\\\"]",{"b":"\u001b"}],"n":17}`), false)
 	f.Add([]byte("{\"type\":\"ADDED\"}\n{\"type\":\"DELETED\"}\n"), true)
+	f.Add([]byte(`{"cpu":"1e-9","memory":"-12345678901234567890.5E1000","n":1e-2147483640}`), true)
 	f.Fuzz(func(t *testing.T, body []byte, isStream bool) {
-		whole := &limitedBody{ReadCloser: io.NopCloser(bytes.NewReader(body)), isStream: isStream}
-		pieces := &limitedBody{ReadCloser: io.NopCloser(iotest.OneByteReader(bytes.NewReader(body))), isStream: isStream}
-		kit.NoError(t, kit.Err(io.ReadAll(whole)))
-		kit.NoError(t, kit.Err(io.ReadAll(pieces)))
+		whole := &limitedBody{ReadCloser: io.NopCloser(bytes.NewReader(body)), isStream: isStream, maxHeap: maxHeap}
+		pieces := &limitedBody{ReadCloser: io.NopCloser(iotest.OneByteReader(bytes.NewReader(body))), isStream: isStream, maxHeap: maxHeap}
+		err, errOfPieces := kit.Err(io.ReadAll(whole)), kit.Err(io.ReadAll(pieces))
+		kit.FatalIf(t, (err == nil) != (whole.size <= maxResponse) || !errors.Is(errOfPieces, err), "%v at once, %v in pieces", err, errOfPieces)
 		kit.ErrorIf(t, whole.size != pieces.size || whole.size < 0, "%d at once, %d in pieces", whole.size, pieces.size)
 		var value any
-		if json.Unmarshal(body, &value) == nil && !isStream {
+		if err == nil && json.Unmarshal(body, &value) == nil && !isStream {
 			n := int64(count(value))
 			kit.ErrorIf(t, whole.size < n*perValue, "estimated as %d, although it has %d objects, lists and null values", whole.size, n)
 		}
