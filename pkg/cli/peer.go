@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/peering"
@@ -282,7 +283,7 @@ func (g *globals) printRemoved(out peering.Outcome) {
 	case done:
 		g.out().Printf("%s and %s are no longer peered (%.1f s).\n", a, b, seconds)
 	case len(others) > 0:
-		g.out().Printf("%s has no peer named %s; nothing was changed. If you mean one of %s: kubectl liqonet unpeer %s --peer NAME\n", a, b, strings.Join(others, ", "), a)
+		g.out().Printf("%s has no peer named %s; nothing was changed. If you mean one of %s: kubectl liqonet unpeer %s --peer NAME\n", a, b, strings.Join(others, ", "), failure.Quote(a))
 	default:
 		g.out().Printf("%s and %s are not peered; nothing was changed.\n", a, b)
 	}

@@ -301,7 +301,7 @@ func podsOutside(x *examination) {
 	reports := lo.MapToSlice(x.Reports, func(_ string, r *v1alpha1.NodeNetwork) v1alpha1.NodeNetwork { return *r })
 	for _, p := range lo.ToSlicePtr(x.Peerings) {
 		if outside := p.OutsidePodMessage(reports); outside != "" {
-			what := strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name)
+			what := strings.ReplaceAll(outside, "THIS-CLUSTER", failure.Quote(x.Cluster.Name))
 			x.fail("", what, "reported by the nodes' agents", x.liqonet("peer", p.Spec.Remote.Name)).Peering = p.Name
 		}
 	}

@@ -464,7 +464,7 @@ func CheckInstallation(ctx context.Context, c *kube.Cluster) error {
 	}
 	if madeFor := v1alpha1.CopiedFrom(lo.FromPtr(cn).Spec.ClusterID, c.ID); madeFor != "" {
 		remove := lo.Map(cn.Spec.Peers, func(p v1alpha1.PeerAllocation, _ int) string {
-			return fmt.Sprintf("kubectl liqonet unpeer %s --peer %s", c.Name, p.Name)
+			return fmt.Sprintf("kubectl liqonet unpeer %s --peer %s", failure.Quote(c.Name), failure.Quote(p.Name))
 		})
 		return c.Errorf(kube.Identity, "compare its ID with that of its liqonet objects",
 			"remove the copies, which does not affect the other cluster: "+strings.Join(remove, "; "),

@@ -184,7 +184,7 @@ func (p *pairing) readPresharedKey(ctx context.Context, key *presharedKey, to *e
 		defer p.mu.Unlock()
 		p.result.Notes = append(p.result.Notes, fmt.Sprintf(
 			"the pre-shared key in Secret %s of %s was read over a connection with a key exchange that is %s, to copy it to %s: when the API server of %s can do X25519MLKEM768, run kubectl liqonet rotate-keys %s %s --psk-only",
-			key.secret, in.Name, by, to.Name, in.Name, in.Name, to.Name))
+			key.secret, in.Name, by, to.Name, in.Name, failure.Quote(in.Name), failure.Quote(to.Name)))
 	}
 	return got.Data[v1alpha1.PresharedKeyFile], nil
 }

@@ -120,7 +120,7 @@ func (p *run) runLocked(ctx context.Context, steps ...step) error {
 		return p.keepFailed(context.WithoutCancel(ctx), err)
 	}
 	if undoErr := p.rollBack(context.WithoutCancel(ctx)); undoErr != nil {
-		a, b := p.sides[0].Name, p.sides[1].Name
+		a, b := failure.Quote(p.sides[0].Name), failure.Quote(p.sides[1].Name)
 		return errors.Join(err, fmt.Errorf("the changes could not be rolled back: %w; run: kubectl liqonet peer %s %s, or kubectl liqonet unpeer %s %s", undoErr, a, b, a, b))
 	}
 	if p.sides[0].Peering.Removed || p.sides[1].Peering.Removed {
@@ -146,7 +146,7 @@ func (p *run) keepFailed(ctx context.Context, failed error) error {
 		patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"planes":null}}`))
 		return s.Wrap("disable Peering "+live.Name, kube.IgnoreAbsent(s.Client.Patch(ctx, live, patch, kube.FieldOwner)))
 	})
-	a, b := p.sides[0].Name, p.sides[1].Name
+	a, b := failure.Quote(p.sides[0].Name), failure.Quote(p.sides[1].Name)
 	return errors.Join(failed, fmt.Errorf("the failed peering is kept without a data path (--keep-failed); to remove it: kubectl liqonet unpeer %s %s", a, b), err)
 }
 
@@ -281,7 +281,7 @@ func (p *pairing) checkInternalRange(context.Context) error {
 					continue
 				}
 				s.Peering.ConflictingRoutes = append(s.Peering.ConflictingRoutes, r)
-				hint := fmt.Sprintf("try again with --reserve %s=%s", s.Name, r)
+				hint := fmt.Sprintf("try again with --reserve %s=%s", failure.Quote(s.Name), r)
 				errs = append(errs, s.Errorf(kube.Ranges, "find a range for the overlay", hint,
 					"the chosen range %s overlaps %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name))
 			}

@@ -206,7 +206,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	defer cancel()
 	r.plan = before
 	if why := push(undo); why != nil {
-		a, b := r.sides[0].Name, r.sides[1].Name
+		a, b := failure.Quote(r.sides[0].Name), failure.Quote(r.sides[1].Name)
 		return errors.Join(err, fmt.Errorf("plane %d could not get its former keys back: %w; run: kubectl liqonet peer %s %s", plane, why, a, b))
 	}
 	return errors.Join(err, deleteOthers(undo))

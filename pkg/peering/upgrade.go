@@ -463,7 +463,7 @@ func (u *upgrade) fail(ctx context.Context, err error) {
 		}
 		return u.side.AwaitHealthy(ctx, engine.AgentSet{}, 0)
 	}); undone != nil {
-		u.err = errors.Join(err, fmt.Errorf("the rollback is incomplete: %w; see kubectl liqonet status %s, and run the command again", undone, u.side.Name))
+		u.err = errors.Join(err, fmt.Errorf("the rollback is incomplete: %w; see kubectl liqonet status %s, and run the command again", undone, failure.Quote(u.side.Name)))
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
@@ -72,12 +73,13 @@ func (f *input) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		}
 	}
 	if kept == nil {
+		wanted := lo.Map(strings.Split(selector(p), ","), func(label string, _ int) string { return failure.Quote(label) })
 		hint := fmt.Sprintf("kubectl label node NODE %s; or choose others with --gateway-node-selector %s=KEY=VALUE, "+
-			"or any with --gateway-node-selector %[2]s=", strings.ReplaceAll(selector(p), ",", " "), f.facts.Network.Name)
+			"or any with --gateway-node-selector %[2]s=", strings.Join(wanted, " "), failure.Quote(f.facts.Network.Name))
 		return f.facts.usageError(doing, hint, fmt.Errorf("no node that runs agents has the labels %s", selector(p)))
 	}
 	text := taint(kept.Key, kept.Value, kept.Effect)
-	return f.facts.usageError(doing, "--gateway-toleration "+f.facts.Network.Name+"="+text,
+	return f.facts.usageError(doing, "--gateway-toleration "+failure.Quote(f.facts.Network.Name+"="+text),
 		errors.New("all nodes with the labels "+selector(p)+" have taints that gateways do not tolerate, such as "+text))
 }
 
@@ -158,7 +160,7 @@ func (f *input) checkEndpoints() error {
 	}
 	if err := errors.Join(wrong...); err != nil {
 		return f.facts.usageError("read the endpoints of its gateways",
-			fmt.Sprintf("give others with --endpoint %s=ADDRESS:PORT,…, or --endpoint %[1]s=auto", f.facts.Network.Name), err)
+			fmt.Sprintf("give others with --endpoint %s=ADDRESS:PORT,…, or --endpoint %[1]s=auto", failure.Quote(f.facts.Network.Name)), err)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/samber/lo"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
@@ -51,8 +52,8 @@ func newDraft(own Facts, intent Intent, peer *Offer) (*draft, error) {
 		SingleGatewayReason: cmp.Or(d.offer.Planes.SingleGatewayReason, peer.Planes.SingleGatewayReason),
 	}
 	if agents.Agents.Version != f.Version {
-		addNote(&d.plan.Notes, "the agents of %s stay at version %s: kubectl liqonet upgrade %[1]s brings them to %[3]s",
-			d.plan.Cluster, agents.Agents.Version, f.Version)
+		addNote(&d.plan.Notes, "the agents of %s stay at version %s, while this command has %s: to replace them, run kubectl liqonet upgrade %s",
+			d.plan.Cluster, agents.Agents.Version, f.Version, failure.Quote(d.plan.Cluster))
 	}
 	if single := d.offer.Planes.SingleGatewayReason; single != "" {
 		addNote(&d.plan.Notes, "the peering has one plane: no packets pass while its gateway or the gateway's node fails, since %s", single)

@@ -75,7 +75,7 @@ func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAlloc
 	e := &failure.Error{
 		Kind: failure.Ranges, Cluster: f.Network.Name, Op: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
 		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, "+
-			"--pod-cidr %s=… sets its pod ranges", peer.Name, peer.Name),
+			"--pod-cidr %s=… sets its pod ranges", failure.Quote(peer.Name), failure.Quote(peer.Name)),
 	}
 	isGiven := len(peer.Map) > 0 || peer.MapNodes.IsValid()
 	if isGiven && !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrTooLarge) {

@@ -241,7 +241,7 @@ func warnings(v View, departed int, ownerless, weak []string) (out []string) {
 	}
 	if len(weak) > 0 {
 		out = append(out, fmt.Sprintf("admission policies are missing or do not deny, so that agents' tokens can write more than agents do: %s; "+
-			"kubectl liqonet peer %s %s sets them again", strings.Join(weak, ", "), v.Cluster, v.Peer))
+			"kubectl liqonet peer %s %s sets them again", strings.Join(weak, ", "), failure.Quote(v.Cluster), failure.Quote(v.Peer)))
 	}
 	if departed > 0 {
 		out = append(out, fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, failure.Quote(v.Cluster), failure.Quote(v.Peer)))
@@ -335,14 +335,14 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 		messages = append(messages, "the peer is not reached from "+kube.JoinFirst(3, partly))
 	}
 	slices.Sort(conflicts)
-	messages = append(messages, strings.ReplaceAll(outside, "THIS-CLUSTER", c.Name), kube.JoinFirst(1, conflicts))
+	messages = append(messages, strings.ReplaceAll(outside, "THIS-CLUSTER", failure.Quote(c.Name)), kube.JoinFirst(1, conflicts))
 	if len(notReady) > 0 {
 		messages = append(messages, "not ready, and left out: "+kube.JoinFirst(5, notReady))
 	}
 	v.Message = strings.Join(lo.Compact(messages), "; ")
 	if v.CopiedFrom = v1alpha1.CopiedFrom(p.Spec.Local.ClusterID, c.ID); v.CopiedFrom != "" {
 		v.State = Disconnected
-		v.Message = fmt.Sprintf("%s; kubectl liqonet unpeer %s --peer %s removes the copy", v1alpha1.CopyMessage(v.CopiedFrom), c.Name, p.Name)
+		v.Message = fmt.Sprintf("%s; kubectl liqonet unpeer %s --peer %s removes the copy", v1alpha1.CopyMessage(v.CopiedFrom), failure.Quote(c.Name), failure.Quote(p.Name))
 	}
 	v.Conditions = conditionsOf(c, p, isSilent, v.State == Connected && len(notReady) == 0)
 	return v, nil

@@ -202,7 +202,7 @@ func (p *Peering) outsideMessage(kind, where, node string) string {
 	ranges := strings.Join(lo.Map(p.Spec.Local.Pods, func(m CIDRMapping, _ int) string { return m.Real.String() }), ",")
 	return fmt.Sprintf("%s %s of node %s is outside of %s, by which %s knows the pods of this cluster: "+
 		"run kubectl liqonet peer THIS-CLUSTER %s --pod-cidr THIS-CLUSTER=%s,RANGE-OF-%s",
-		kind, where, node, ranges, p.Spec.Remote.Name, failure.Quote(p.Spec.Remote.Name), ranges, where)
+		kind, where, node, ranges, p.Spec.Remote.Name, failure.Quote(p.Spec.Remote.Name), failure.Quote(ranges), where)
 }
 
 // ServicePort returns the port of a Service that targets the gateway of a plane, nil if there is none.
