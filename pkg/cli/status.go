@@ -572,10 +572,10 @@ func drawTrees(t output.Text, views []status.View) {
 func drawGraph(t output.Text, views []status.View) {
 	names := map[string]string{}
 	for _, v := range views {
-		names[v.PeerID] = cmp.Or(names[v.PeerID], output.OneLine(v.Peer))
+		names[v.PeerID] = cmp.Or(names[v.PeerID], v.Peer)
 	}
 	for _, v := range views { // the user's name for a cluster takes precedence
-		names[v.ClusterID] = output.OneLine(v.Cluster)
+		names[v.ClusterID] = v.Cluster
 	}
 	ids := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(cmp.Compare(names[a], names[b]), cmp.Compare(a, b)) })
 	edges := map[[2]int]status.View{} // the worse view of both sides
@@ -586,7 +586,9 @@ func drawGraph(t output.Text, views []status.View) {
 			edges[ends] = v
 		}
 	}
-	quote := func(s string) string { return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"` }
+	quote := func(s string) output.Lines { // as such, nothing shortens it with its quotes
+		return output.Lines(`"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(output.OneLine(s)) + `"`)
+	}
 	t.Printf("graph liqonet {\n  node [shape=box];\n")
 	for i, id := range ids {
 		t.Printf("  c%d [label=%s];\n", i, quote(names[id]))

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -192,6 +193,9 @@ func TestRedrawn(t *testing.T) {
 	kit.Check(t, "a line of three", shown(draw("1\n"+strings.Repeat("x", 61)+"\n")), "1\n…\n")
 }
 
+// quotedString matches a string in the language of Graphviz.
+var quotedString = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+
 // A graph has one edge per peering, from the worse of its two views, and escapes quotation marks in names.
 func TestGraph(t *testing.T) {
 	v := views()
@@ -202,6 +206,11 @@ func TestGraph(t *testing.T) {
 		return out.String()
 	}
 	golden(t, "graph.txt", draw("text")+draw("dot"))
+	v[0].Peer, v[0].PeerID = strings.Repeat(`"`, 2000), "x"
+	for line := range strings.Lines(draw("dot")) {
+		rest := quotedString.ReplaceAllString(line, "")
+		kit.ErrorIf(t, strings.Contains(rest, `"`), "a long name is not one string: %s", line)
+	}
 }
 
 func TestInBytes(t *testing.T) {

@@ -122,7 +122,9 @@ func (o *Format) Print(w io.Writer, kind string, fields, items any, names []stri
 	}
 	var raw strings.Builder
 	if o.format == "name" {
-		raw.WriteString(strings.Join(append(names, ""), "\n"))
+		for _, name := range names {
+			raw.WriteString(OneLine(name) + "\n")
+		}
 	} else {
 		p, err := o.printer()
 		if err != nil {

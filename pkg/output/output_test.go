@@ -224,6 +224,14 @@ func TestDocumentsRoundTrip(t *testing.T) {
 	}
 }
 
+// A name that a cluster returns is one line of -o name.
+func TestNamesAreLines(t *testing.T) {
+	o, out := &Format{}, bytes.Buffer{}
+	kit.NoError(t, o.Set("name"))
+	kit.NoError(t, o.Print(&out, "Test", nil, nil, []string{"peering/a\npeering/b", "peering/c\r\x1b\u202e"}))
+	kit.Check(t, "the names", out.String(), "peering/a; peering/b\npeering/c\ufffd\ufffd\ufffd\n")
+}
+
 // What libraries log, such as what an API server answers, does not control the terminal.
 func TestSanitized(t *testing.T) {
 	var out bytes.Buffer
