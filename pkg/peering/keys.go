@@ -324,9 +324,17 @@ func (p *run) confirmIdentities(context.Context) error {
 	return nil
 }
 
-// identityNotes tell which clusters know their peer by another key than before, because of --replace.
+// identityNotes tell which clusters know their peer by another key than before, because of --replace, and which cluster has a new key that
+// its other peers do not know.
 func (p *run) identityNotes(key func(*engine.Side) string) (notes []string) {
 	for i, s := range p.sides {
+		others := lo.FilterMap(lo.FromPtr(s.Facts.Ledger).Spec.Peers, func(e v1alpha1.PeerAllocation, _ int) (string, bool) {
+			return failure.Quote(e.Name), e.Active() && e.ClusterID != p.sides[1-i].ID
+		})
+		if e := p.evidence[i]; e.Key == "" && e.ReadErr == nil && len(others) > 0 {
+			notes = append(notes, fmt.Sprintf("%s has lost its identity key, and a new one is created; for each other peer (%s): kubectl liqonet peer %s PEER --replace",
+				s.Name, kube.JoinFirst(3, others), failure.Quote(s.Name)))
+		}
 		peer, before := p.sides[1-i], lo.FromPtr(p.evidence[i].Entry)
 		now := key(peer)
 		if before.IdentityKey == "" || before.IdentityKey == now {

@@ -212,6 +212,28 @@ func TestKeyDiffersAtTheSecondRead(t *testing.T) {
 	}
 }
 
+// A cluster that has lost its key gets another one with any peer, which its other peers do not know. The command says so.
+func TestLostKeyIsReplaced(t *testing.T) {
+	kit.Play(t)
+	a, b := Peered(t)
+	c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+	peerWithC := func() []string {
+		a.Peer, c.Peer = c, a
+		defer func() { a.Peer = b }()
+		return MustPeer(t, a, c, engine.Options{}).Notes
+	}
+	const note = "a has lost its identity key, and a new one is created; for each other peer (b): kubectl liqonet peer a PEER --replace"
+	kit.NoError(t, a.Raw.Delete(t.Context(), Get(t, a, v1alpha1.Namespace, manifests.IdentitySecretName, &corev1.Secret{})))
+	plans := kit.Must(PlanAll(t.Context(), []Pair{{a.Cluster, c.Cluster}}, engine.Options{}, kube.Quiet{}))(t)
+	kit.ErrorIf(t, !slices.Contains(plans[0].Clusters[0].Notes, note), "the plan has the notes %q", plans[0].Clusters[0].Notes)
+	got := peerWithC()
+	kit.ErrorIf(t, !slices.Contains(got, note), "notes: %q", got)
+	kubetest.Fails(t, kit.Err(Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kube.Quiet{})), kube.Identity, "has another key")
+	MustPeer(t, a, b, engine.Options{Replace: true})
+	got = peerWithC()
+	kit.ErrorIf(t, slices.Contains(got, note), "again: %q", got)
+}
+
 // Commands that change something end if the key may not be read, except that unpeer removes its own side.
 func TestKeyMayNotBeRead(t *testing.T) {
 	kit.Play(t)
