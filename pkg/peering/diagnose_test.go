@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -156,6 +157,50 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	kit.CheckNoError(t, diagnose.RemoveLeftovers(t.Context(), a.Cluster, facts.Clusters[0], kube.Quiet{}))
 	now := count()
 	kit.ErrorIf(t, now != before || before == 0, "of %d keys of the new peering there are %d", before, now)
+}
+
+// doctor --fix removes the leftovers that it reports, whichever objects of a former peering are left.
+func TestFixRemovesWhatItSays(t *testing.T) {
+	kit.Play(t)
+	gateway := manifests.Gateway{Peering: "gone", KeyGeneration: 1, PresharedKey: 1, Agents: manifests.Agents{Image: "image:1"}}
+	former := func() []client.Object {
+		objs, deployment := gateway.Objects()
+		objs = append(
+			objs, deployment, manifests.GatewayService("gone", corev1.ServiceTypeClusterIP, []int32{0}),
+			gateway.Secret(map[string][]byte{v1alpha1.PrivateKeyFile: {1}}), gateway.PresharedSecret([]byte{1}),
+		)
+		return lo.Map(objs, func(o manifests.Object, _ int) client.Object { return o.(client.Object) })
+	}
+	// Agents write these, so alone they are no leftovers, but they go with the others of their peering.
+	isOfAgents := func(o client.Object, _ int) bool {
+		switch o.(type) {
+		case *coordinationv1.Lease, *corev1.ConfigMap:
+			return true
+		}
+		return false
+	}
+	rows := map[string][]client.Object{"all": former()}
+	for _, o := range lo.Reject(former(), isOfAgents) {
+		rows[kube.Describe(o)] = []client.Object{o}
+	}
+	a, b := peering.Peered(t)
+	before := a.Ours(t)
+	clusters := []*kube.Cluster{a.Cluster, b.Cluster}
+	for name, left := range rows {
+		var want []string
+		for _, o := range left {
+			if !isOfAgents(o, 0) {
+				want = append(want, "a: removed "+kube.Describe(o))
+			}
+			kit.NoError(t, a.Raw.Create(t.Context(), o.DeepCopyObject().(client.Object)))
+		}
+		facts := kit.Must(diagnose.ReadFacts(t.Context(), clusters, nil, kube.Quiet{}))(t)
+		fixed := kit.Must(diagnose.Fix(t.Context(), clusters, facts, &check.Report{}, kube.Quiet{}))(t)
+		slices.Sort(want)
+		slices.Sort(fixed)
+		kit.Check(t, name+": what it says", fixed, want)
+		kit.Check(t, name+": what is there", a.Ours(t), before)
+	}
 }
 
 // Agents that a DaemonSet does not replace are found, and doctor --fix says that it has completed their rollout, which peer
