@@ -387,6 +387,36 @@ func TestUnpeerChangesWhatTheOvertakenKnow(t *testing.T) {
 	})
 }
 
+// rotate-keys is suspended before one of its writes, and one for another pair of the same cluster takes over and completes.
+// After each write, agents mount only keys that exist, as each Site checks. peer completes what was left.
+func TestRotationOvertakenByAnotherPair(t *testing.T) {
+	kit.Play(t)
+	const writes = 160
+	for _, i := range kubetest.Moments(t, writes/4, 2) {
+		at := 4 * i
+		synctest.Test(t, func(t *testing.T) {
+			a, b := pairOf(t, 2)
+			d := a.PeeredWith(t, "d", "10.244.0.0/16", "172.18.4.11")
+			a.Peer = b
+			was := false
+			p := &process{at: at}
+			p.others = func() {
+				was = true
+				a.Peer = d
+				err := kit.Err(Rotate(t.Context(), a.Cluster, d.Cluster, Rotation{}, kube.Quiet{}))
+				kit.ErrorIf(t, err != nil, "before write %d: rotate-keys of the other pair: %v", at, err)
+				a.Peer = b
+			}
+			_, err := Rotate(t.Context(), p.of(a), p.of(b), Rotation{}, kube.Quiet{})
+			kit.ErrorIf(t, !was || err == nil || !strings.Contains(err.Error(), "overtaken by rotate-keys of "), "before write %d: %v", at, err)
+			MustPeer(t, a, b, engine.Options{})
+			for _, w := range []*Site{a, b, d} {
+				w.checkKeys(t)
+			}
+		})
+	}
+}
+
 // tardy is a cluster that, once, runs a function before it returns its ledger, when wait has ended.
 func tardy(w *Site, wait <-chan struct{}, do func()) *kube.Cluster {
 	once := sync.Once{}
