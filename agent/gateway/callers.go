@@ -81,7 +81,7 @@ func (c *callers) observe(endpoint netip.AddrPort, now time.Time) {
 	}
 }
 
-// areTwo reports whether two gateways call.
+// areTwo reports whether two gateways call. The caller holds the lock.
 func (c *callers) areTwo(now time.Time) bool {
 	return len(c.returns) == minReturns && now.Sub(c.returns[0]) < callersWindow
 }
@@ -106,7 +106,7 @@ func (c *callers) turn(down, othersNamed bool, now time.Time) (isDue bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	after := forgetAfter
-	if c.areTwo(now) || othersNamed && len(c.recent) > 1 {
+	if c.areTwo(now) || othersNamed && len(c.recent) > 1 && now.Sub(c.changed) < callersWindow {
 		after = turnAfter
 	} else if !down || !c.endpoint.IsValid() {
 		return false // forgetting loses the packets in transit

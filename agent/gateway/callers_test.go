@@ -109,6 +109,9 @@ func TestTurns(t *testing.T) {
 				}
 			}
 			kit.ErrorIf(t, n != tt.want, "in a minute, it forgot %d handshakes, want %d", n, tt.want)
+			if late := now.Add(callersWindow); tt.named && x.turn(tt.down, true, late) {
+				t.Error("it forgot a handshake although the caller changed long ago")
+			}
 		})
 	}
 }

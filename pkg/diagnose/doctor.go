@@ -494,7 +494,7 @@ func removeOrphans(ctx context.Context, c *kube.Cluster) error {
 // claimTime is longer than an agent takes to report the address that it has claimed.
 const claimTime = 2 * time.Minute
 
-// surplusLeases returns the Leases by which nodes hold addresses beside the one that they report, by node. A node agent's
+// surplusLeases returns the Leases by which nodes hold addresses other than the one that they report, by node. A node agent's
 // token can create as many as there are addresses.
 func surplusLeases(ctx context.Context, c *kube.Cluster) (map[string][]coordinationv1.Lease, error) {
 	var leases coordinationv1.LeaseList

@@ -358,7 +358,7 @@ func TestCallable(t *testing.T) {
 	kit.Check(t, "own ranges", fmt.Sprint(c.ownRanges()), "[192.0.2.1/32 172.18.1.11/32 10.244.0.0/24 10.96.0.0/12 10.244.0.0/16]")
 }
 
-// A node agent's token holds addresses beside its own. doctor names the node, and --fix releases them, but neither the
+// A node agent's token holds more addresses than its own. doctor names the node, and --fix releases them, but neither the
 // address that a node reports nor one that it has just claimed.
 func TestSurplusLeasesAreReleased(t *testing.T) {
 	ages := map[string]time.Duration{}

@@ -407,7 +407,7 @@ func isRefused(resp *http.Response) bool {
 		return false
 	}
 	body := resp.Body
-	start, _ := io.ReadAll(io.LimitReader(body, 1<<16)) // whoever reads the rest gets the error
+	start, _ := io.ReadAll(io.LimitReader(body, 1<<16)) // the reader of the rest gets the error
 	resp.Body = struct {
 		io.Reader
 		io.Closer

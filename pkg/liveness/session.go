@@ -65,7 +65,7 @@ type Session struct {
 	receiveFailure receiveFailure
 }
 
-// receiveFailure is when the other end stopped receiving, and when it last reported that, zero if it receives again.
+// receiveFailure is when the other end began to lose answers, and when it last reported that, zero if it gets them again.
 type receiveFailure struct{ since, reported time.Time }
 
 // usage is how the path is used.
