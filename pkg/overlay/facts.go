@@ -10,6 +10,7 @@ import (
 
 	"github.com/samber/lo"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
@@ -118,24 +119,27 @@ func isGlobal(a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
 }
 
-// EarlierRules describes the rules that come before ours and send packets to any of the ranges elsewhere. It leaves out
-// rules for marked packets and for sockets that are bound to an interface, which are not for pods.
+// EarlierRules describes the rules that come before ours, and send packets to any of the ranges elsewhere or drop them. It
+// leaves out rules for marked packets and for sockets that are bound to an interface, which are not for pods.
 func (k *Kernel) EarlierRules(ranges []netip.Prefix) (out []string, err error) {
-	rules, err := link.Dump(func() ([]netlink.Rule, error) { return k.conn.Handle.RuleList(netlink.FAMILY_V4) })
+	rules, err := link.Dump(k.rulesWithActions)
 	if err != nil {
 		return nil, fmt.Errorf("list rules: %w", err)
 	}
 	for _, r := range rules {
+		if r.Protocol == Protocol && r.Priority == RulePriority {
+			break // rules of one priority are in the order in which they were added
+		}
 		concerned := ranges
 		if r.Dst != nil && !r.Invert {
 			to, _ := netipx.FromStdIPNet(r.Dst) // from the kernel
 			concerned = lo.Filter(ranges, func(p netip.Prefix, _ int) bool { return to.Overlaps(p) })
 		}
 		isMarked := (r.Mark != 0 || r.Mask != nil) && !r.Invert
-		if r.Priority >= RulePriority || r.Protocol == Protocol || len(concerned) == 0 || isMarked || r.OifName != "" {
+		if r.Priority > RulePriority || r.Protocol == Protocol || len(concerned) == 0 || isMarked || r.OifName != "" {
 			continue
 		}
-		takes := r.Goto > RulePriority
+		takes := r.Goto > RulePriority || action(r) != ""
 		if r.Table != 0 && r.Table != unix.RT_TABLE_LOCAL && !isOurTable(r.Table) {
 			taken, err := listRoutes(k, netlink.Route{Table: r.Table}, netlink.RT_FILTER_TABLE, func(route netlink.Route) (p netip.Prefix, ok bool) {
 				p, ok = netipx.FromStdIPNet(route.Dst)
@@ -153,6 +157,22 @@ func (k *Kernel) EarlierRules(ranges []netip.Prefix) (out []string, err error) {
 	return out, nil
 }
 
+// rulesWithActions lists the rules in their order. The library's list lacks the actions.
+func (k *Kernel) rulesWithActions() ([]netlink.Rule, error) {
+	rules, err := k.conn.Handle.RuleList(netlink.FAMILY_V4)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := k.conn.Send(unix.RTM_GETRULE, unix.NLM_F_DUMP, nl.NewIfInfomsg(netlink.FAMILY_V4))
+	if err == nil && len(messages) != len(rules) {
+		err = netlink.ErrDumpInterrupted
+	}
+	for i, m := range messages[:min(len(messages), len(rules))] {
+		rules[i].Type = nl.DeserializeRtMsg(m).Type
+	}
+	return rules, err
+}
+
 // describeForeign returns a text similar to the output of ip(8).
 func describeForeign(r netlink.Rule) string {
 	text := fmt.Sprintf("%d:%s from %s", r.Priority, lo.Ternary(r.Invert, " not", ""), lo.Ternary(r.Src == nil, "all", r.Src.String()))
@@ -162,10 +182,19 @@ func describeForeign(r netlink.Rule) string {
 	if r.IifName != "" {
 		text += " iif " + r.IifName
 	}
-	if r.Goto >= 0 {
+	switch drops := action(r); {
+	case r.Goto >= 0:
 		return fmt.Sprintf("%s goto %d", text, r.Goto)
+	case drops != "":
+		return text + " " + drops
 	}
 	return fmt.Sprintf("%s lookup %d", text, r.Table)
+}
+
+// action returns how a rule drops packets, "" if it does not.
+func action(r netlink.Rule) string {
+	// The numbers are those of routes.
+	return map[uint8]string{unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit"}[r.Type]
 }
 
 // Inspection is what is ours in a node's kernel, and what conflicts with it.
