@@ -136,7 +136,7 @@ func (n *scene) fromLocalGateway() (out []attack) {
 	byOthersLink := func(source netip.Addr) func(*testing.T) bool {
 		return func(t *testing.T) bool {
 			return n.arrives(t, pod.NS, third, func(port uint16) error {
-				return n.asGateway(t, a.Gateway.NS, second, source, a.Key, packet(third, pod.Addr, port))
+				return n.asGateway(t, a.Gateway.NS, second, 1, source, a.Key, packet(third, pod.Addr, port))
 			})
 		}
 	}
@@ -190,6 +190,14 @@ func (n *scene) fromNeighbors() []attack {
 			})
 		}
 	}
+	// A node that was taken over derives the gateway's key. The network lets it send with the gateway's address, or not.
+	asGateway := func(at *netns.NS, outer, source, dst netip.Addr) func(*testing.T) bool {
+		return func(t *testing.T) bool {
+			return n.arrives(t, at, source, func(port uint16) error {
+				return n.asGateway(t, far.NS, gateway, 0, outer, gateway.Key, packet(source, dst, port))
+			})
+		}
+	}
 	toNode, toGateway := n.toNode, n.toGateway
 	onlyEncrypted := n.nodeRule("encrypted-only", "nothing leaves unencrypted")
 	var byVXLAN []attack
@@ -200,7 +208,7 @@ func (n *scene) fromNeighbors() []attack {
 			return n.arrives(t, gateway.Gateway.NS, p.from, func(port uint16) error {
 				return n.sendTo(t, n.LAN.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(p.from, p.to, port))
 			})
-		}}, {plainPod, "that knows the secret, to a node in the overlay, with its own address", n.nodeRule("input", "overlay packets come from gateways only"), func(t *testing.T) bool {
+		}}, {aNode, "to another node's pod, as the gateway, whose key it derives", n.nodeRule("input", "overlay packets come from gateways only"), asGateway(near.Pod.NS, far.Host.Addr, peer.Mapped, near.Pod.Addr)}, {plainPod, "that knows the secret, to a node in the overlay, with its own address", n.nodeRule("input", "overlay packets come from gateways only"), func(t *testing.T) bool {
 			p := toNode(0)
 			p.source = near.Pod.Addr
 			return n.arrives(t, near.Pod.NS, peer.Mapped, func(port uint16) error {
@@ -215,7 +223,7 @@ func (n *scene) fromNeighbors() []attack {
 		{formerNode, "to a pod in the overlay, as the gateway, with the cluster's key of that time", n.secret(), func(t *testing.T) bool {
 			former := overlay.Keys{1: {0x66}}.ForGateway("gateway-first-0", 1)
 			return n.arrives(t, far.Pod.NS, peer.Mapped, func(port uint16) error {
-				return n.asGateway(t, n.LAN.NS, gateway, gateway.Gateway.Addr, former, packet(peer.Mapped, far.Pod.Addr, port))
+				return n.asGateway(t, n.LAN.NS, gateway, 1, gateway.Gateway.Addr, former, packet(peer.Mapped, far.Pod.Addr, port))
 			})
 		}},
 		{rawPod, "to a peer's pod in the overlay, as a node", n.secret(), func(t *testing.T) bool {
@@ -241,6 +249,14 @@ func (n *scene) fromNeighbors() []attack {
 			p := toGateway(t, 1)
 			return n.reaches(t, gateway.Gateway.NS, n.B.Overlay.Mapped, func() error {
 				return n.sendTo(t, far.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(n.B.Overlay.Mapped, gateway.Overlay.Addr, liveness.Port))
+			})
+		}},
+		{aNode, "to another node's pod, with the gateway's key and address, in the name of another pod", n.nodeRule("from-overlay", noNameOfOthers), asGateway(near.Pod.NS, gateway.Gateway.Addr, addr("10.244.1.99"), near.Pod.Addr)},
+		{aNode, "to another node's pod, with the gateway's key and address, in the name of the third cluster's pod", all(n.nodeRule("from-overlay", noNameOfOthers), n.nodeRule("guard", byOverlayOnly)), asGateway(near.Pod.NS, gateway.Gateway.Addr, n.C.Nodes[0].Pod.Mapped, near.Pod.Addr)},
+		{aNode, "to a UDP port of another node, with the gateway's key and address", all(n.nodeRule("isolate", nothingOfTheNode), n.nodeRule("input", nothingOfTheNode)), asGateway(near.NS, gateway.Gateway.Addr, peer.Mapped, near.Host.Addr)},
+		{aNode, "breaks a connection between two pods by an ICMP error, with the gateway's key and address", n.nodeRule("errors-in", aboutOthers), func(t *testing.T) bool {
+			return n.broken(t, func(cause []byte) error {
+				return n.asGateway(t, far.NS, gateway, 0, gateway.Gateway.Addr, gateway.Key, dataplane.Unreachable(peer.Mapped, near.Pod.Addr, cause, 0)[0])
 			})
 		}},
 		{rawPod, "fills a node's neighbour table by ARP in the overlay", n.noARP(), n.becomesNeighbour},

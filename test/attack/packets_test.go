@@ -91,6 +91,14 @@ func newScene(t *testing.T, kind overlay.Kind) *scene {
 		)
 		n.applyNode(t, i)
 	}
+	// Nor does the network of A look at sources, or change those of overlay packets that a node sends.
+	outgoing := slices.Concat(dataplane.ToUDP(overlay.Port), []expr.Any{&expr.Notrack{}})
+	n.A.Nodes[1].Do(t, func() error {
+		c, table, raw := &nftables.Conn{}, &nftables.Table{Name: "attacker", Family: nftables.TableFamilyIPv4}, *nftables.ChainPriorityRaw
+		chain := c.AddChain(&nftables.Chain{Name: "output", Table: c.AddTable(table), Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput, Priority: &raw})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: outgoing})
+		return c.Flush()
+	})
 	// The gateway of B sends what it likes, to where it likes, but for one: it takes
 	// nobody else's key.
 	evil := n.B.Config
@@ -377,10 +385,10 @@ func (n *scene) send(t *testing.T, by *netns.NS, p overlayPacket, inner []byte) 
 	return n.sendTo(t, by, p, to, unix.ETH_P_IP, inner)
 }
 
-// asGateway sends the second node an overlay packet of a gateway of A, with any outer source. Who does not know the
-// gateway's key uses another.
-func (n *scene) asGateway(t *testing.T, by *netns.NS, s *dataplane.Side, source netip.Addr, other overlay.Key, inner []byte) error {
-	key, node, vni := other, n.A.Nodes[1], s.VNI(t, 1)
+// asGateway sends a node an overlay packet of a gateway of A, with any outer source. Who does not know the gateway's key
+// uses another.
+func (n *scene) asGateway(t *testing.T, by *netns.NS, s *dataplane.Side, i int, source netip.Addr, other overlay.Key, inner []byte) error {
+	key, node, vni := other, n.A.Nodes[i], s.VNI(t, i)
 	if n.knows {
 		key = s.Key
 	}
