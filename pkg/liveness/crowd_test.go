@@ -2,6 +2,7 @@ package liveness_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -27,10 +28,23 @@ const (
 
 // crowd is a cluster's nodes, all of which send packets through one gateway.
 type crowd struct {
-	interval time.Duration
-	sessions []*liveness.Session
-	dead     atomic.Bool
+	interval  time.Duration
+	gateway   netip.AddrPort
+	responder *liveness.Responder
+	sessions  []*liveness.Session
+	dead      atomic.Bool
 }
+
+// manyPorts is more than a gateway has nodes.
+const manyPorts = 18000
+
+// request is a valid request of a node that sends packets.
+func request() []byte { return append([]byte("lqlv\x01\x01\x01"), make([]byte, 25)...) }
+
+// address is that of a node. A stranger's is that of none.
+func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 1, byte(i >> 8), byte(i)}) }
+
+var stranger = netip.AddrFrom4([4]byte{127, 2, 0, 1})
 
 // newCrowd starts the nodes. Each has its own address.
 func newCrowd(t *testing.T, nodes int) *crowd {
@@ -45,11 +59,11 @@ func newCrowd(t *testing.T, nodes int) *crowd {
 		State: func(netip.Addr) liveness.Answer {
 			return liveness.Answer{State: liveness.State{Up: true, LossFree: time.Hour}, Interval: c.interval}
 		},
-		OnRequest: func(netip.Addr, liveness.Request) bool { return !c.dead.Load() },
+		OnRequest: func(by netip.Addr, _ liveness.Request) bool { return !c.dead.Load() && by != stranger },
 	}
+	c.responder, c.gateway = r, netip.MustParseAddrPort(conn.LocalAddr().String())
 	running.Go(func() { kit.CheckNoError(t, r.Serve(ctx, conn)) })
 	to := conn.LocalAddr().(*net.UDPAddr)
-	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 1, byte(i >> 8), byte(i)}) }
 	for i := range watched {
 		s := liveness.New(address(i), to.AddrPort(), 10, notify.NewSignal())
 		s.SetUsage(1400)
@@ -64,10 +78,9 @@ func newCrowd(t *testing.T, nodes int) *crowd {
 		others = append(others, kit.Must(net.DialUDP("udp4", &net.UDPAddr{IP: address(i).AsSlice()}, to))(t))
 	}
 	running.Go(func() {
-		question := append([]byte("lqlv\x01\x01\x01"), make([]byte, 25)...)
 		for start, sent := time.Now(), 0; ctx.Err() == nil; time.Sleep(time.Millisecond) {
 			for ; sent < int(int64(len(others))*int64(time.Since(start))/int64(c.interval)); sent++ {
-				_, _ = others[sent%len(others)].Write(question) // lost like any packet
+				_, _ = others[sent%len(others)].Write(request()) // lost like any packet
 			}
 		}
 		for _, o := range others {
@@ -126,6 +139,124 @@ func TestCrowdDetectsADeadGateway(t *testing.T) {
 			if limit := 2*usual + c.interval/2; median > limit {
 				t.Errorf("%d nodes: detected after %s, limit %s, 100 nodes: %s", nodes, median, limit, usual)
 			}
+		})
+	}
+}
+
+// memoryConn delivers packets from memory, and counts those that are sent.
+type memoryConn struct {
+	net.PacketConn
+	in   chan netip.AddrPort
+	sent map[netip.Addr]int
+}
+
+func (c *memoryConn) ReadFrom(b []byte) (int, net.Addr, error) {
+	from, more := <-c.in
+	if !more {
+		return 0, nil, net.ErrClosed
+	}
+	return copy(b, request()), net.UDPAddrFromAddrPort(from), nil
+}
+
+func (c *memoryConn) WriteTo(b []byte, to net.Addr) (int, error) {
+	c.sent[to.(*net.UDPAddr).AddrPort().Addr()]++
+	return len(b), nil
+}
+
+func (c *memoryConn) Close() error { return nil }
+
+// Whoever asks from many ports is one requester, or none: it is told of a change once, like each node.
+func TestManyPortsAreOneRequester(t *testing.T) {
+	c := &memoryConn{in: make(chan netip.AddrPort), sent: map[netip.Addr]int{}}
+	r := &liveness.Responder{
+		State:     func(netip.Addr) liveness.Answer { return liveness.Answer{} },
+		OnRequest: func(by netip.Addr, _ liveness.Request) bool { return by != stranger },
+	}
+	go func() {
+		defer close(c.in)
+		for port := range uint16(manyPorts) {
+			for _, by := range []netip.Addr{stranger, address(1)} {
+				c.in <- netip.AddrPortFrom(by, 40000+port)
+			}
+		}
+		c.in <- netip.AddrPortFrom(address(2), 40000)
+	}()
+	if err := r.Serve(t.Context(), c); !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+	kit.Check(t, "answers", c.sent, map[netip.Addr]int{address(1): manyPorts, address(2): 1})
+	clear(c.sent)
+	r.Push()
+	kit.Check(t, "messages about a change", c.sent, map[netip.Addr]int{address(1): 1, address(2): 1})
+}
+
+// flood sends requests from an address, from that many ports, until the test ends. It returns once all ports are open.
+func (c *crowd) flood(t *testing.T, by netip.Addr, ports int) {
+	t.Helper()
+	const rate = 30000
+	var sockets []*net.UDPConn
+	for range ports {
+		sockets = append(sockets, kit.Must(net.DialUDP("udp4", &net.UDPAddr{IP: by.AsSlice()}, net.UDPAddrFromAddrPort(c.gateway)))(t))
+	}
+	var running sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+		for _, s := range sockets {
+			kit.CheckNoError(t, s.Close())
+		}
+	})
+	running.Go(func() {
+		for start, sent := time.Now(), 0; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			for ; sent < int(time.Since(start).Seconds()*rate); sent++ {
+				_, _ = sockets[sent%ports].Write(request()) // lost like any packet
+			}
+		}
+	})
+	running.Go(func() { // something changes all the time
+		for ctx.Err() == nil {
+			c.responder.Push()
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+}
+
+// A flood of requests from thousands of ports does no more harm than one from a single port, whether its sender is known
+// or not: no node sees the gateway as dead.
+func TestFloodFromManyPorts(t *testing.T) {
+	if !kit.Full() {
+		t.Skip("thousands of sockets keep a busy machine busy; TestManyPortsAreOneRequester covers what is remembered")
+	}
+	for name, by := range map[string]netip.Addr{"a node": address(watched - 1), "a stranger": stranger} {
+		t.Run(name, func(t *testing.T) {
+			outages := map[int]int{}
+			for _, ports := range []int{1, manyPorts} {
+				t.Run(fmt.Sprintf("%d ports", ports), func(t *testing.T) {
+					c := newCrowd(t, 100)
+					c.flood(t, by, ports)
+					others := c.sessions[:watched-1]
+					isUp := func(s *liveness.Session) bool { return s.State().Up }
+					kit.Within(t, time.Minute, "the path is up for all nodes", func() string {
+						if i := slices.IndexFunc(others, func(s *liveness.Session) bool { return !isUp(s) }); i >= 0 {
+							return fmt.Sprintf("node %d: %+v", i, others[i].State())
+						}
+						return ""
+					})
+					was := make([]bool, len(others))
+					for start := time.Now(); time.Since(start) < 10*time.Second; time.Sleep(5 * time.Millisecond) {
+						for i, s := range others {
+							if up := isUp(s); up != !was[i] {
+								if was[i] = !up; !up {
+									outages[ports]++
+								}
+							}
+						}
+					}
+				})
+			}
+			t.Logf("outages by ports: %v", outages)
+			kit.ErrorIf(t, outages[manyPorts] > outages[1], "outages: %d, from one port: %d", outages[manyPorts], outages[1])
 		})
 	}
 }

@@ -24,13 +24,14 @@ import (
 )
 
 // The variables by which a test starts its own program as an attacker: see TestFlooder.
-const floodTo, floodRate, floodPacket, floodNew = "FLOOD_TO", "FLOOD_RATE", "FLOOD_PACKET", "FLOOD_NEW"
+const floodTo, floodRate, floodPacket, floodNew, floodPorts = "FLOOD_TO", "FLOOD_RATE", "FLOOD_PACKET", "FLOOD_NEW", "FLOOD_PORTS"
 
 // step is the time between two bursts of packets.
 const step = 2 * time.Millisecond
 
 // TestFlooder is not a test, but an attacker in another process. It sends a packet again and again, with another
-// counter each time if floodNew is set: then it cannot be decrypted.
+// counter each time if floodNew is set: then it cannot be decrypted. It takes turns on its ports, and writes a line when
+// they are open.
 func TestFlooder(t *testing.T) {
 	if os.Getenv(floodTo) == "" {
 		t.Skip("a part of TestGarbageDelaysNothing")
@@ -38,13 +39,17 @@ func TestFlooder(t *testing.T) {
 	runtime.GOMAXPROCS(1)
 	rate := kit.Must(strconv.Atoi(os.Getenv(floodRate)))(t)
 	packet := kit.Must(hex.DecodeString(os.Getenv(floodPacket)))(t)
-	c := kit.Must(net.Dial("udp4", os.Getenv(floodTo)))(t)
+	var ports []net.Conn
+	for range kit.Must(strconv.Atoi(os.Getenv(floodPorts)))(t) {
+		ports = append(ports, kit.Must(net.Dial("udp4", os.Getenv(floodTo)))(t))
+	}
+	fmt.Println("ready")
 	for start, n := time.Now(), 0; time.Since(start) < time.Minute; time.Sleep(step) {
 		for ; n < int(time.Since(start).Seconds()*float64(rate)); n++ {
 			if os.Getenv(floodNew) != "" {
 				binary.LittleEndian.PutUint64(packet[8:], 1<<40+uint64(n))
 			}
-			_, _ = c.Write(packet) // a full queue refuses it
+			_, _ = ports[n%len(ports)].Write(packet) // a full queue refuses it
 		}
 	}
 }
@@ -137,8 +142,14 @@ func (p *gatewayPair) state() (arrived int, recorded []byte) {
 	return p.arrived, p.recorded
 }
 
+// garbage is a flood, from that many ports.
+type garbage struct {
+	rate, ports int
+	replayed    bool
+}
+
 // lost returns how many of the client's packets do not leave the server's tunnel during a flood.
-func (p *gatewayPair) lost(t *testing.T, rate int, replayed bool, duration time.Duration) (lost, sent int) {
+func (p *gatewayPair) lost(t *testing.T, by garbage, duration time.Duration) (lost, sent int) {
 	t.Helper()
 	ping := tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
 	kit.Within(t, 20*time.Second, "the tunnel works", func() string {
@@ -150,16 +161,18 @@ func (p *gatewayPair) lost(t *testing.T, rate int, replayed bool, duration time.
 	})
 	_, packet := p.state()
 	flooder := exec.Command(os.Args[0], "-test.run=^TestFlooder$")
-	flooder.Env = append(os.Environ(), floodTo+"="+p.address, fmt.Sprintf("%s=%d", floodRate, rate), floodPacket+"="+hex.EncodeToString(packet))
-	if !replayed {
+	flooder.Env = append(os.Environ(), floodTo+"="+p.address, fmt.Sprintf("%s=%d", floodRate, by.rate), fmt.Sprintf("%s=%d", floodPorts, by.ports),
+		floodPacket+"="+hex.EncodeToString(packet))
+	if !by.replayed {
 		flooder.Env = append(flooder.Env, floodNew+"=1")
 	}
+	ready := kit.Must(flooder.StdoutPipe())(t)
 	kit.NoError(t, flooder.Start())
 	defer func() {
 		kit.CheckNoError(t, flooder.Process.Kill())
 		_ = flooder.Wait() // it was killed
 	}()
-	time.Sleep(500 * time.Millisecond) // its start is no part of the flood
+	kit.NoError(t, kit.Err(ready.Read(make([]byte, 1))), "the flood has not begun")
 	before, _ := p.state()
 	for start := time.Now(); time.Since(start) < duration; time.Sleep(step) {
 		p.client.Outbound <- ping
@@ -181,30 +194,35 @@ func TestGarbageDelaysNothing(t *testing.T) {
 	const rounds, duration, tolerated = 10, 4 * time.Second, 0.001
 	// A round proves nothing if the machine is too busy to send or to process all packets without the bound.
 	const mostLost, leastSent = 0.005, int(duration / step / 2)
-	for _, rate := range []int{20000, 60000} {
-		for _, replayed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d packets per second, replayed: %t", rate, replayed), func(t *testing.T) {
-				var share [2]float64
-				for done, tries := 0, 0; done < rounds; tries++ {
-					kit.FatalIf(t, tries == 3*rounds, "the machine was too busy in %d of %d rounds", tries-done, tries)
-					var round [2]float64
-					isBusy := false
-					for i, bounded := range []bool{false, true} {
-						lost, sent := newGatewayPair(t, bounded).lost(t, rate, replayed, duration)
-						t.Logf("bounded: %t, lost: %d of %d", bounded, lost, sent)
-						round[i] = float64(lost) / float64(sent)
-						isBusy = isBusy || sent < leastSent || !bounded && round[i] > mostLost
-					}
-					if isBusy {
-						continue
-					}
-					done++
-					share[0], share[1] = share[0]+round[0]/float64(rounds), share[1]+round[1]/float64(rounds)
+	const manyPorts = 18000 // nothing is remembered about them
+	for _, by := range []garbage{
+		{20000, 1, false},
+		{20000, 1, true},
+		{60000, 1, false},
+		{60000, 1, true},
+		{60000, manyPorts, false},
+	} {
+		t.Run(fmt.Sprintf("%d packets per second from %d ports, replayed: %t", by.rate, by.ports, by.replayed), func(t *testing.T) {
+			var share [2]float64
+			for done, tries := 0, 0; done < rounds; tries++ {
+				kit.FatalIf(t, tries == 3*rounds, "the machine was too busy in %d of %d rounds", tries-done, tries)
+				var round [2]float64
+				isBusy := false
+				for i, bounded := range []bool{false, true} {
+					lost, sent := newGatewayPair(t, bounded).lost(t, by, duration)
+					t.Logf("bounded: %t, lost: %d of %d", bounded, lost, sent)
+					round[i] = float64(lost) / float64(sent)
+					isBusy = isBusy || sent < leastSent || !bounded && round[i] > mostLost
 				}
-				if share[1] > share[0]+tolerated {
-					t.Errorf("%.2f %% of the peer's packets are lost, and %.2f %% without the bound", 100*share[1], 100*share[0])
+				if isBusy {
+					continue
 				}
-			})
-		}
+				done++
+				share[0], share[1] = share[0]+round[0]/float64(rounds), share[1]+round[1]/float64(rounds)
+			}
+			if share[1] > share[0]+tolerated {
+				t.Errorf("%.2f %% of the peer's packets are lost, and %.2f %% without the bound", 100*share[1], 100*share[0])
+			}
+		})
 	}
 }
