@@ -182,20 +182,36 @@ func TestNamespaceDeletedDuringCommand(t *testing.T) {
 // A node from which no packets pass, and a pod outside of the ranges, do not cause the gateways of all planes to be replaced at once.
 func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
 	kit.Play(t)
-	a, b := pairOf(t, 2)
-	run := newRun(a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{})
-	run.ticket = newTickets(1)[0]
-	kit.NoError(t, run.observe(t.Context()))
-	silent := kubetest.Node("a-9", true, "172.18.1.99") // its agent does not report
-	kit.NoError(t, a.Raw.Create(t.Context(), silent))
-	a.Mu.Lock()
-	a.Slow = silent.Name
-	a.did = nil
-	a.Mu.Unlock()
-	views, err := status.Views(t.Context(), a.Cluster)
-	kit.FatalIf(t, err != nil || views[0].State != status.Degraded, "%+v, %v", views, err)
-	turns, err := run.batches(t.Context())
-	kit.ErrorIf(t, err != nil || !slices.EqualFunc(turns, [][]int32{{0}, {1}}, slices.Equal), "turns %v, %v", turns, err)
+	silent := func(t *testing.T, w *Site) {
+		node := kubetest.Node("a-9", true, "172.18.1.99")
+		kit.NoError(t, w.Raw.Create(t.Context(), node))
+		w.Slow = node.Name
+		w.did = nil
+	}
+	outside := func(_ *testing.T, w *Site) { w.Outside = netip.MustParseAddr("10.99.0.7") }
+	for name, damage := range map[string]func(t *testing.T, w *Site){
+		"the agent of a node does not report": silent,
+		"a pod is outside of the ranges":      outside,
+		"both":                                func(t *testing.T, w *Site) { silent(t, w); outside(t, w) },
+	} {
+		for i, in := range []string{"own", "other"} {
+			t.Run(name+", in the "+in+" cluster", func(t *testing.T) {
+				t.Parallel()
+				a, b := pairOf(t, 2)
+				run := newRun(a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kube.Quiet{})
+				run.ticket = newTickets(1)[0]
+				kit.NoError(t, run.observe(t.Context()))
+				w := []*Site{a, b}[i]
+				w.Mu.Lock()
+				damage(t, w)
+				w.Mu.Unlock()
+				views, err := status.Views(t.Context(), w.Cluster)
+				kit.FatalIf(t, err != nil || views[0].State != status.Degraded, "%+v, %v", views, err)
+				turns, err := run.batches(t.Context())
+				kit.ErrorIf(t, err != nil || !slices.EqualFunc(turns, [][]int32{{0}, {1}}, slices.Equal), "turns %v, %v", turns, err)
+			})
+		}
+	}
 }
 
 // One of two planes is down, for example because its gateway cannot be scheduled. Packets use the other one, including those to a host.
