@@ -239,6 +239,8 @@ type prober struct {
 	stats    liveness.ProbeStats
 	ready    bool
 	usableAt time.Time
+	// failedTCP is the number of attempts by TCP in a row that failed.
+	failedTCP atomic.Int32
 }
 
 // state returns whether packets pass through the gateway, and the zero value for a nil prober.
@@ -265,6 +267,7 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 		p.ready = time.Since(p.stats.LastReply) < replyTimeout && time.Since(p.usableAt) < replyTimeout
 		if p.ready != before {
 			clear(a.machine.paths) // the kernel does not report a route that leads nowhere
+			p.failedTCP.Store(0)
 		}
 		next = min(next, p.stats.Pause*2/3)
 	}
@@ -331,6 +334,7 @@ func (a *agent) updateProbers(ctx context.Context, gateways []gateway) {
 			a.probers[key] = p
 			p.probes.Answered, p.probes.Lost = a.metrics.Probes(g.peering, g.plane)
 			go p.probes.Run(p.probing)
+			go p.tryTCP(p.probing, a.local.address, g.address)
 		}
 		if p.session != nil && p.isOnlyPlane != g.isOnlyPlane {
 			p.endSession()

@@ -81,6 +81,9 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 			problems = append(problems, err.Error())
 		}
 		s.Gateways = append(s.Gateways, entry)
+		if p := a.probers[g.key()]; p != nil && p.ready && p.failedTCP.Load() >= maxTCPFailures {
+			problems = append(problems, fmt.Sprintf("TCP does not pass between this node and gateway %s, although UDP does: is it redirected or dropped on either side?", g.pod))
+		}
 	}
 	for _, entry := range a.applied.kept {
 		entry.Ready, entry.Active = false, false // earlier measurements say nothing about the present

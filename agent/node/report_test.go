@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -141,4 +142,26 @@ func TestDeadPeerCostsLittle(t *testing.T) {
 			t.Errorf("after the gateway has connected it looks again after %v", next)
 		}
 	})
+}
+
+// A node reports a gateway to which TCP does not pass. While the gateway does not answer at all, that is not worth
+// saying, and does not count afterwards.
+func TestTCPIsReported(t *testing.T) {
+	a := newAgent(t)
+	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "loq0-0", isOnlyPlane: true}
+	a.machine.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450}
+	a.applied.gateways, a.applied.reconciled = []gateway{g}, true
+	p := &prober{probes: liveness.NewProber(a.local.address, netip.AddrPortFrom(g.remote, liveness.Port), probeInterval), gateway: g, ready: true}
+	a.probers[g.key()] = p
+	says := func(isReady bool, failed int32) bool {
+		p.ready = isReady
+		p.failedTCP.Store(failed)
+		s, _ := a.Status("")
+		return strings.Contains(meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady).Message, "TCP does not pass between this node and gateway 10.244.9.1")
+	}
+	kit.ErrorIf(t, says(true, maxTCPFailures-1), "it is reported too early")
+	kit.ErrorIf(t, says(false, maxTCPFailures), "it is reported although UDP does not pass either")
+	kit.ErrorIf(t, !says(true, maxTCPFailures), "it is not reported")
+	a.Measure(t.Context())
+	kit.ErrorIf(t, p.ready || p.failedTCP.Load() != 0, "failures count that happened before probes failed")
 }

@@ -203,6 +203,7 @@ func (g Gateway) input() rules {
 		{"the peer's gateway answers", concat(fromGateway, udpSport(g.LivenessPort), accept())},
 		{"liveness: the peer's gateway", concat(fromGateway, udpDport(g.LivenessPort), accept())},
 		{"liveness: nodes", concat(iifGroup(g.OverlayGroup), match(address(sourceAt), g.Internal.Real), udpDport(g.LivenessPort), accept())},
+		{"nodes try whether TCP passes", concat(iifGroup(g.OverlayGroup), match(address(sourceAt), g.Internal.Real), tcpDport(g.LivenessPort), tcpConnect(), accept())},
 	})
 	// Beyond this rate, probes could fill the socket through which the requests above are answered.
 	peerNodes := concat(iifGroup(g.TunnelGroup), match(address(sourceAt), g.PeerNodes), udpDport(g.LivenessPort))
