@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -50,6 +51,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/pkg/version"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Config is the configuration that the pod gives to its agent.
@@ -115,7 +117,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	lease := loop.Lease{Client: c, Holder: cfg.NodeName, Pod: cfg.PodName, Manager: manager(node)}
 	own, renewed, err := acquireAddress(ctx, node, &lease, func(ctx context.Context) error { return Purge(ctx, cfg.Log.Info) })
 	if err != nil {
-		return err
+		return errors.Join(err, blockWithoutAddress(ctx, c, local{clusterID: id, nodeIPs: nodes.Addresses(node, corev1.NodeInternalIP)}))
 	}
 	address := own.Status.Address.Addr
 	cfg.Log.Info("this node has an address in the overlay", "address", address)
@@ -155,6 +157,34 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	go a.silence.Run(ctx)
 	go a.machine.lost.run(ctx)
 	return a.loop(ctx, &lease, renewed)
+}
+
+// blockWithoutAddress blocks the peers of a node that has no address in the overlay.
+func blockWithoutAddress(ctx context.Context, c client.Client, l local) error {
+	var peerings v1alpha1.PeeringList
+	if err := c.List(ctx, &peerings); err != nil {
+		return err
+	}
+	kernel, err := overlay.New()
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	l.address = netip.IPv4Unspecified()
+	want, _ := desire(l, peerings.Items) // no plane can be served
+	return blockPeers(ctx, kernel, want.overlay)
+}
+
+// blockPeers makes peers unreachable from a node that cannot send to them: packets must not leave unencrypted by the
+// default route. If there are links, the previous configuration does the same.
+func blockPeers(ctx context.Context, kernel *overlay.Kernel, want overlay.State) error {
+	links, err := kernel.Links()
+	if err != nil || lo.SomeBy(lo.Keys(links), func(name string) bool { return strings.HasPrefix(name, wire.LinkPrefix) }) {
+		return err
+	}
+	want.Links, want.Routes = nil, lo.Filter(want.Routes, func(r overlay.Route, _ int) bool { return r.Unreachable })
+	_, err = kernel.Apply(ctx, want)
+	return err
 }
 
 // startView starts to watch the objects on which the node's state depends.
@@ -320,7 +350,7 @@ func (a *agent) apply(ctx context.Context, want desired) (changes []string, inSy
 	var ruleErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
-			return nil, false, err
+			return nil, false, errors.Join(err, blockPeers(ctx, a.kernel, want.overlay))
 		}
 		// A chain that belongs to others and cannot be changed must not prevent the rest.
 		_, ruleErr = firewall.EnsureAcceptRules(*want.nat)

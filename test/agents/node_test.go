@@ -1,17 +1,24 @@
 package agents
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"net/http"
 	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,6 +49,60 @@ func TestNodeRepairs(t *testing.T) {
 		what = strings.NewReplacer(link...).Replace(what)
 		t.Run(what, func(t *testing.T) { n.repairs(t, what, want) })
 	}
+}
+
+// Packets to peers do not leave a node unencrypted that gets no address in the overlay, such as with a quota for Leases.
+func TestNodeWithoutAddress(t *testing.T) {
+	p := onePeering()
+	n := newNode(t, "10.244.0.0/16", "10.80.0.0/19", []string{"10.244.1.0/24"}, p)
+	var refuse atomic.Bool
+	refuse.Store(true)
+	n.run(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if refuse.Load() && r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/leases/"+v1alpha1.NodeLeasePrefix) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusForbidden)
+			kit.NoError(t, json.NewEncoder(w).Encode(apierrors.NewForbidden(coordinationv1.Resource("leases"), "", errors.New("exceeded quota")).ErrStatus))
+			return
+		}
+		n.api.ServeHTTP(w, r)
+	}), []string{"NODE_NAME=n1", "POD_NAME=agent-1"}, nil, "node")
+	n.routes(t, "10.30.0.1 via 172.18.1.1") // by the default route, as the agent has not started
+	n.routes(t, blocked, "192.0.2.1 via 172.18.1.1")
+	kit.NoError(t, n.api.Client.Delete(t.Context(), p))
+	n.routes(t, "10.30.0.1 via 172.18.1.1", "10.70.0.1 via 172.18.1.1")
+	kit.NoError(t, n.api.Client.Create(t.Context(), onePeering()))
+	n.routes(t, blocked)
+	refuse.Store(false)
+	n.routes(t, "10.30.0.1 via 10.80.31.250", "10.70.0.1 via 10.80.31.250")
+}
+
+// The same holds if the node's table cannot be written, here because it belongs to another program.
+func TestNodeWithoutTable(t *testing.T) {
+	n := newNode(t, "10.244.0.0/16", "10.80.0.0/19", []string{"10.244.1.0/24"}, onePeering())
+	ctx, cancel := context.WithCancel(t.Context())
+	nft := exec.CommandContext(ctx, "nft", "-i")
+	in := kit.Must(nft.StdinPipe())(t)
+	kit.NoError(t, n.Run(nft.Start))
+	_, err := in.Write([]byte("add table ip liqonet { flags owner; }\n"))
+	kit.NoError(t, err)
+	kit.Within(t, startTimeout, "a table", func() string { return lo.Ternary(strings.Contains(n.try("nft list tables"), "liqonet"), "", "none") })
+	n.run(t, n.api, []string{"NODE_NAME=n1", "POD_NAME=agent-1"}, nil, "node")
+	n.routes(t, blocked, "192.0.2.1 via 172.18.1.1")
+	cancel()
+	kit.ErrorIf(t, nft.Wait() == nil, "nft ended by itself")
+	n.routes(t, "10.30.0.1 via 10.80.31.250", "10.70.0.1 via 10.80.31.250")
+}
+
+// blocked is the output of routes while there is no route to the peer.
+const blocked = "RTNETLINK answers: No route to host\nRTNETLINK answers: No route to host"
+
+// routes waits until the routes to the peer's pods and nodes, and to the Internet, contain want.
+func (n *node) routes(t *testing.T, want ...string) {
+	t.Helper()
+	kit.Within(t, startTimeout, strings.Join(want, " and "), func() string {
+		got := n.try("ip route get 10.30.0.1; ip route get 10.70.0.1; ip route get 192.0.2.1")
+		return lo.Ternary(lo.EveryBy(want, func(w string) bool { return strings.Contains(got, w) }), "", got)
+	})
 }
 
 // node is a node with its agent.
@@ -86,10 +147,9 @@ func sharedObjects(internal string) []client.Object {
 	}
 }
 
-// startNode runs the agent of a node in a cluster with one peering, until it has applied everything to the kernel.
-func startNode(t *testing.T) *node {
-	t.Helper()
-	n := newNode(t, "10.244.0.0/16", "10.80.0.0/19", []string{"10.244.1.0/24"}, &v1alpha1.Peering{
+// onePeering is a working peering.
+func onePeering() *v1alpha1.Peering {
+	return &v1alpha1.Peering{
 		ObjectMeta: objectMeta("", "b"),
 		Spec: v1alpha1.PeeringSpec{
 			Index: 1, Overlay: "VXLAN",
@@ -102,7 +162,13 @@ func startNode(t *testing.T) *node {
 		Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
 			PodIP: v1alpha1.IP{Addr: netip.MustParseAddr("10.244.9.2")}, MTU: 1390, NodeName: "n2", Connected: true, ObservedGeneration: 1,
 		}}},
-	})
+	}
+}
+
+// startNode runs the agent of a node in a cluster with one peering, until it has applied everything to the kernel.
+func startNode(t *testing.T) *node {
+	t.Helper()
+	n := newNode(t, "10.244.0.0/16", "10.80.0.0/19", []string{"10.244.1.0/24"}, onePeering())
 	n.shell(t, `set -e
 		ip link add cni0 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up`)
 	n.run(t, n.api, []string{"NODE_NAME=n1", "POD_NAME=agent-1"}, nil, "node")
