@@ -111,6 +111,9 @@ func Namespace() *corev1.Namespace {
 	labels["istio-injection"] = "disabled"
 	ns := object(corev1.SchemeGroupVersion, &corev1.Namespace{}, "", v1alpha1.Namespace, labels)
 	ns.ObjectMeta = withoutMesh(ns.ObjectMeta)
+	// A default node selector of the cluster would keep node agents off other nodes. The first is OpenShift's, the second
+	// that of the admission plugin PodNodeSelector.
+	ns.Annotations["openshift.io/node-selector"], ns.Annotations["scheduler.alpha.kubernetes.io/node-selector"] = "", ""
 	return ns
 }
 

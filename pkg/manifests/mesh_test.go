@@ -34,6 +34,10 @@ func TestMeshesLeavePodsAlone(t *testing.T) {
 		}
 	}
 	kit.Check(t, "namespace", all["namespace"].Labels["istio-injection"], "disabled")
+	for _, annotation := range []string{"openshift.io/node-selector", "scheduler.alpha.kubernetes.io/node-selector"} {
+		selector, has := all["namespace"].Annotations[annotation]
+		kit.ErrorIf(t, !has || selector != "", "namespace: %s is %q, %t: a default node selector applies to node agents", annotation, selector, has)
+	}
 	kit.Check(t, "autoscaler", all["gateway"].Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"], "true")
 	kit.Check(t, "selector of gateways", len(gateway.Spec.Selector.MatchLabels), len(manifests.Gateway{Peering: "b"}.Labels()))
 }
