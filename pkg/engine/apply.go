@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/samber/lo"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -404,12 +405,28 @@ func RemoveNamespace(ctx context.Context, c *kube.Cluster) error {
 	if err := c.Delete(ctx, ns); err != nil {
 		return err
 	}
-	if emptyNamespace(ctx, c) == nil {
-		ns.ResourceVersion, ns.Spec.Finalizers = "", nil // the UID has to be the same
-		_ = c.Client.SubResource("finalize").Update(ctx, ns)
+	finalize := func(ctx context.Context) {
+		if final := ns.DeepCopy(); emptyNamespace(ctx, c) == nil {
+			final.ResourceVersion, final.Spec.Finalizers = "", nil // the UID has to be the same
+			_ = c.Client.SubResource("finalize").Update(ctx, final)
+		}
 	}
+	finalize(ctx)
+	// Kubernetes may find out only now that the server of an aggregated API is down.
+	waiting, stop := context.WithCancel(ctx)
+	var retries sync.WaitGroup
+	defer retries.Wait()
+	defer stop()
+	retries.Go(func() {
+		for failure.Pause(waiting, emptyInterval) {
+			finalize(waiting)
+		}
+	})
 	return c.AwaitDeleted(ctx, ns)
 }
+
+// emptyInterval is the time between two attempts to empty our namespace.
+const emptyInterval = 5 * time.Second
 
 // emptyNamespace deletes everything in our namespace. Without an error nothing is left. It leaves out aggregated APIs whose servers are down:
 // nothing of ours can be in them, and Kubernetes would wait for them without end.

@@ -388,10 +388,11 @@ func namespaceWithABrokenAPI(t *testing.T) {
 		ends      bool
 	}{
 		{"its server is gone", []schema.GroupVersion{aggregated}, "False", true},
+		{"its server has just ended", []schema.GroupVersion{aggregated}, "True, then False", true},
 		{"its server answers again", []schema.GroupVersion{aggregated}, "True", false},
 		{"custom resources, too", []schema.GroupVersion{aggregated, custom}, "False", false},
 	} {
-		finalized := false
+		finalized, begun := false, time.Now()
 		ns := manifests.Namespace()
 		ns.UID, ns.Finalizers = "1", []string{"example.com/namespace-controller"}
 		ns.Status.Conditions = []corev1.NamespaceCondition{{
@@ -404,7 +405,11 @@ func namespaceWithABrokenAPI(t *testing.T) {
 				if !is {
 					return w.Get(ctx, key, obj, opts...)
 				}
-				service.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Available", "status": tt.available}}}
+				available, later, changes := strings.Cut(tt.available, ", then ")
+				if changes && time.Since(begun) > 20*time.Second {
+					available = later
+				}
+				service.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Available", "status": available}}}
 				if key.Name == "v1beta1.broken.example.com" {
 					service.Object["spec"] = map[string]any{"service": map[string]any{"name": "gone"}}
 				}
