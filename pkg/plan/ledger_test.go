@@ -78,6 +78,14 @@ func TestNewAllocation(t *testing.T) {
 			want: v1alpha1.PeerAllocation{ClusterID: "id-of-arn:aws:eks:eu-central-1:123456789012:cluster/prod-b", Name: "prod-b", Index: 1},
 		},
 		{
+			name: "the same name in another region", have: []v1alpha1.PeerAllocation{entry("main", 0)}, peer: "arn:aws:eks:us-east-1:123456789012:cluster/main",
+			want: v1alpha1.PeerAllocation{ClusterID: "id-of-arn:aws:eks:us-east-1:123456789012:cluster/main", Name: "main-123456789012-us-east-1", Index: 1},
+		},
+		{
+			name: "the same name in another project", have: []v1alpha1.PeerAllocation{entry("main", 0)}, peer: "gke_example.com:stage_europe-west3-a_main",
+			want: v1alpha1.PeerAllocation{ClusterID: "id-of-gke_example.com:stage_europe-west3-a_main", Name: "main-examp-tage-europe-west3-a", Index: 1},
+		},
+		{
 			name: "a hyphen where it is cut", have: []v1alpha1.PeerAllocation{entry("a234567890123456789012345678-a", 0)}, peer: "a234567890123456789012345678-a",
 			want: v1alpha1.PeerAllocation{ClusterID: "id-of-a234567890123456789012345678-a", Name: "a234567890123456789012345678-2", Index: 1},
 		},

@@ -275,6 +275,9 @@ func NewAllocation(cn *v1alpha1.ClusterNetwork, peerID, peerName string) (v1alph
 		return v1alpha1.PeerAllocation{}, fmt.Errorf("all %d entries are taken: unpeer another cluster first", MaxPeers)
 	}
 	base := ObjectName(peerName)
+	if slices.Contains(names, base) { // a cluster of the same name, in another region or project
+		base = ObjectName(placeInContext.ReplaceAllString(peerName, "$3$6-$2$4-$1$5"))
+	}
 	name := base
 	for i := 2; slices.Contains(names, name); i++ {
 		suffix := fmt.Sprintf("-%d", i)
@@ -298,6 +301,9 @@ var invalidNameChars = regexp.MustCompile(`[^a-z0-9]+`)
 
 // contextOfProvider matches contexts that EKS, GKE, eksctl and OpenShift name. Only the groups tell the clusters of a user apart.
 var contextOfProvider = regexp.MustCompile(`^(?:arn:.*/(.+)|gke_.*_([^_]+)|[^/@]*@(.+)\.eksctl\.io|[^/]+/([^/:]+):[0-9]+/[^/]*)$`)
+
+// placeInContext matches the same contexts of EKS and GKE, with the region, the account, the project and the zone.
+var placeInContext = regexp.MustCompile(`^(?:arn:[^:]*:[^:]*:([^:]*):([^:]*):.*/(.+)|gke_(.*)_([^_]*)_([^_]+))$`)
 
 // ObjectName turns the user's name of a cluster, e.g. "kubernetes-admin@kubernetes", into a DNS label. It keeps the part by which
 // clusters of one provider differ, and the beginning and the end of other long names.
