@@ -20,12 +20,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/check"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -141,7 +141,7 @@ func (c *Cluster) GatewayPod(peering string, plane int32) *corev1.Pod {
 
 // NodePod returns the pod of a node's agent, nil if there is none.
 func (c *Cluster) NodePod(node string) *corev1.Pod {
-	return c.pod(func(p *corev1.Pod) bool { return component(p) == "node" && nodeOfPod(p) == node })
+	return c.pod(func(p *corev1.Pod) bool { return component(p) == "node" && nodes.OfPod(p) == node })
 }
 
 // pod returns a pod for which meant returns true, preferably a running one.
@@ -152,19 +152,6 @@ func (c *Cluster) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
 		}
 	}
 	return found
-}
-
-// nodeOfPod returns the node on which a pod runs, or must run: each pod of a DaemonSet is bound to a node.
-func nodeOfPod(p *corev1.Pod) string {
-	affinity := lo.FromPtr(lo.FromPtr(p.Spec.Affinity).NodeAffinity)
-	for _, term := range lo.FromPtr(affinity.RequiredDuringSchedulingIgnoredDuringExecution).NodeSelectorTerms {
-		for _, field := range term.MatchFields {
-			if p.Spec.NodeName == "" && field.Key == metav1.ObjectNameField && len(field.Values) == 1 {
-				return field.Values[0]
-			}
-		}
-	}
-	return p.Spec.NodeName
 }
 
 // agent describes the agent that renews a Lease, and returns its node.

@@ -413,7 +413,7 @@ func forPods(check func(*examination, *corev1.Pod, corev1.ContainerStatus)) func
 
 // failedPod adds a finding about a pod.
 func (x *examination) failedPod(p *corev1.Pod, what, evidence string) *check.Finding {
-	f := x.fail(nodeOfPod(p), what, evidence, x.kubectl("describe pod", p.Name))
+	f := x.fail(nodes.OfPod(p), what, evidence, x.kubectl("describe pod", p.Name))
 	f.Peering = p.Labels[v1alpha1.LabelPeering]
 	return f
 }
@@ -421,7 +421,7 @@ func (x *examination) failedPod(p *corev1.Pod, what, evidence string) *check.Fin
 func podImages(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	failures := []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 	if w := s.State.Waiting; w != nil && slices.Contains(failures, w.Reason) {
-		what := fmt.Sprintf("node %s cannot pull the agents' image %s", nodeOfPod(p), s.Image)
+		what := fmt.Sprintf("node %s cannot pull the agents' image %s", nodes.OfPod(p), s.Image)
 		x.failedPod(p, what, "pod "+p.Name+": "+w.Reason+": "+w.Message)
 	}
 }
@@ -439,7 +439,7 @@ const killedForMemory = "OOMKilled"
 func podCrashes(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	if t, crashes := x.lastCrash(s); crashes && t.Reason != killedForMemory {
 		said := cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode))
-		what := fmt.Sprintf("%s crashes repeatedly on node %s: %s", podName(p), nodeOfPod(p), said)
+		what := fmt.Sprintf("%s crashes repeatedly on node %s: %s", podName(p), nodes.OfPod(p), said)
 		x.failedPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
 	}
 }
@@ -447,7 +447,7 @@ func podCrashes(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 func podMemory(x *examination, p *corev1.Pod, s corev1.ContainerStatus) {
 	if t, crashes := x.lastCrash(s); crashes && t.Reason == killedForMemory {
 		limits := lo.FirstOrEmpty(p.Spec.Containers).Resources.Limits
-		what := fmt.Sprintf("%s has too little memory on node %s: its limit is %s", podName(p), nodeOfPod(p), limits.Memory())
+		what := fmt.Sprintf("%s has too little memory on node %s: its limit is %s", podName(p), nodes.OfPod(p), limits.Memory())
 		x.failedPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
 	}
 }

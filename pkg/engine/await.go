@@ -22,6 +22,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
 )
@@ -203,17 +204,19 @@ func gatewayIn(d client.Object) manifests.Gateway {
 // for long.
 const MaxRestarts = 4
 
-// PodProblem checks the pods of these gateways, and of the node agents on these nodes, which are sorted. It returns
+// PodProblem checks the pods of these gateways, and of the node agents on the nodes of these names, which are sorted. It returns
 // an error if a pod cannot start and waiting does not help, and a reason if one crashes repeatedly.
-func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...string) (reason string, err error) {
+func PodProblem(c *kube.Cluster, o kube.Objects, names []string, gateways ...string) (reason string, err error) {
 	for _, p := range kube.OfKind[*corev1.Pod](o) {
 		isGateway := slices.Contains(gateways, gatewayIn(p).Name())
 		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" &&
-			kube.ContainsSorted(nodes, p.Spec.NodeName)
+			kube.ContainsSorted(names, nodes.OfPod(p))
 		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
 			continue
 		}
-		if cond := Unschedulable(p); cond != nil {
+		if cond := Unschedulable(p); cond != nil && isAgent {
+			reason = fmt.Sprintf("pod %s is not scheduled on node %s: %s", p.Name, nodes.OfPod(p), cond.Message)
+		} else if cond != nil {
 			reason = fmt.Sprintf("pod %s has no node (each gateway of a peering needs one of its own, see --planes): %s", p.Name, cond.Message)
 		}
 		for _, s := range p.Status.ContainerStatuses {

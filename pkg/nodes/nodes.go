@@ -8,6 +8,7 @@ import (
 
 	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // requirements returns the label requirements of nodes that run agents: first Linux. The others exclude nodes without a
@@ -67,4 +68,17 @@ func Addresses(n *corev1.Node, kind corev1.NodeAddressType) []netip.Addr {
 // HasAddress reports whether a node has the address, as one of any type.
 func HasAddress(n *corev1.Node, addr netip.Addr) bool {
 	return slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Address == addr.String() })
+}
+
+// OfPod returns the node on which a pod runs, or must run: each pod of a DaemonSet is bound to a node.
+func OfPod(p *corev1.Pod) string {
+	affinity := lo.FromPtr(lo.FromPtr(p.Spec.Affinity).NodeAffinity)
+	for _, term := range lo.FromPtr(affinity.RequiredDuringSchedulingIgnoredDuringExecution).NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if p.Spec.NodeName == "" && field.Key == metav1.ObjectNameField && len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return p.Spec.NodeName
 }

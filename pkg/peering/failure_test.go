@@ -111,6 +111,16 @@ func TestOnlyOwnPodsFailPeer(t *testing.T) {
 		}
 		return p
 	}
+	unscheduled := func(node string) *corev1.Pod { // as the DaemonSet's controller creates it
+		p := pod("p", "", corev1.PodStatus{Conditions: []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/3 nodes are available: 1 Too many pods.",
+		}}}, "")
+		field := corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{field}}},
+		}}}
+		return p
+	}
 	a, b := TwoSites(
 		t, kubetest.Node("x-2", false, "172.18.9.9"),
 		pod("gateway-of-another", "x-1", waiting("ImagePullBackOff", 0), "another"),
@@ -129,6 +139,8 @@ func TestOnlyOwnPodsFailPeer(t *testing.T) {
 		"an agent that ended once":     {pod: pod("p", "n1", waiting("CrashLoopBackOff", 1), ""), reason: "exits repeatedly"},
 		"one that ends all the time":   {pod: pod("p", "n1", waiting("CrashLoopBackOff", engine.MaxRestarts), ""), err: true},
 		"a gateway of another peering": {pod: pod("p", "n1", waiting("CrashLoopBackOff", 9), "c")},
+		"an agent without room":        {pod: unscheduled("n1"), reason: "pod p is not scheduled on node n1: 0/3 nodes are available"},
+		"one of another node":          {pod: unscheduled("n2")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			reason, err := engine.PodProblem(kubetest.NewCluster(t, "a", interceptor.Funcs{}), kubetest.ObjectsOf(tc.pod), []string{"n1"}, v1alpha1.GatewayName("b", 0))
