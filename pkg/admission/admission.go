@@ -30,6 +30,10 @@ func Hint(message string) string {
 	switch {
 	case has("security context constraint"):
 		return "allow it: oc adm policy add-scc-to-group privileged system:serviceaccounts:" + v1alpha1.Namespace
+	case has("autogke-"):
+		return "use a cluster of GKE's Standard mode: Autopilot forbids what node agents need, and allows no exemption"
+	case has("status unknown for quota", "resource quota evaluation timed out"):
+		return "try again: the cluster has not counted yet what its quotas limit; if that stays, check that kube-controller-manager runs"
 	case has("exceeded quota", "failed quota", "insufficient quota"):
 		return "raise the quota, or " + exempt + lo.Ternary(has("limits.", "requests.", "cpu", "memory"), ": "+manifests.PodNeeds, "")
 	case has(" per Container is ", " per Pod is ", "limit to request ratio"):

@@ -157,6 +157,8 @@ func classifyError(err error, kubectl string) (Kind, string) {
 		return Unexpected, "check that the address in the kubeconfig leads to a Kubernetes API server"
 	case refused != "" && errors.As(err, new(apierrors.APIStatus)):
 		return Forbidden, refused
+	case apierrors.IsForbidden(err) && isRefusedToAll(err.Error()):
+		return Forbidden, "a rule of the cluster refuses it to everybody, whoever runs the command: exempt the namespace " + v1alpha1.Namespace + " from it, or meet it"
 	case apierrors.IsForbidden(err):
 		return Forbidden, "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
 	case apierrors.IsUnauthorized(err):
@@ -181,6 +183,12 @@ func classifyError(err error, kubectl string) (Kind, string) {
 		return Unexpected, "the API server rejected it because of an admission webhook, a quota or an internal error: try again, or look at its log"
 	}
 	return Unexpected, ""
+}
+
+// isRefusedToAll reports whether an object is forbidden by admission, by its message. Authorization names the user.
+func isRefusedToAll(message string) bool {
+	return strings.Contains(message, `" is forbidden: `) && !strings.Contains(strings.ToLower(message), "user ") &&
+		!strings.Contains(message, "it is being terminated")
 }
 
 // isUnserved reports whether the server does not know the path of a request. Of our own kinds, the definition may have been removed.

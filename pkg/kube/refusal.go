@@ -91,7 +91,8 @@ const removedHint = "the rollback has removed the objects; to keep them, and loo
 // removed since.
 func WithoutRemovedObjects(err error) error {
 	if e, is := err.(*Error); is && strings.Contains(e.Hint, fmt.Sprintf(" -n %s ", v1alpha1.Namespace)) {
-		e.Hint = removedHint
+		_, other, _ := strings.Cut(e.Hint, "; or ") // what else helps is still true
+		e.Hint = strings.Join(lo.Compact([]string{other, removedHint}), "; ")
 	}
 	switch e := err.(type) {
 	case interface{ Unwrap() error }:

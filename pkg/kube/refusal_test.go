@@ -30,17 +30,20 @@ import (
 // The messages are those of API servers. No hint sends the user to an administrator, whom the same rules refuse.
 func TestAdmissionHint(t *testing.T) {
 	for message, want := range map[string]string{
-		`pods "liqonet-node-" is forbidden: ValidatingAdmissionPolicy 'nohost' with binding 'nohost' denied request: host network is not allowed`:                                      "exempt namespace liqonet-system",
-		`daemonsets.apps "liqonet-node" is forbidden: ValidatingAdmissionPolicy 'registry' with binding 'registry' denied request: images must come from registry.corp`:                "--agent-image",
-		`admission webhook "validate.kyverno.svc-fail" denied the request: resource DaemonSet/liqonet-system/liqonet-node was blocked`:                                                 "exempt namespace liqonet-system",
-		`Internal error occurred: failed calling webhook "mutate.example.com": failed to call webhook: Post "https://x.y.svc:443/": no endpoints available`:                            "repair the admission webhook",
-		`pods "liqonet-node-" is forbidden: failed quota: team-quota: must specify limits.cpu for: agent`:                                                                              "none has a CPU limit",
-		`pods "gateway-b-1-" is forbidden: exceeded quota: team-quota, requested: limits.memory=1536Mi, used: limits.memory=2560Mi, limited: limits.memory=3Gi`:                        "1536Mi",
-		`deployments.apps "gateway-b-1" is forbidden: exceeded quota: objects, requested: count/deployments.apps=1, used: count/deployments.apps=3, limited: count/deployments.apps=3`: "raise the quota, or exempt namespace liqonet-system from it",
-		`pods "liqonet-node-" is forbidden: maximum memory usage per Container is 64Mi, but limit is 512Mi`:                                                                            "change the LimitRange",
-		`pods "liqonet-node-" is forbidden: unable to validate against any security context constraint: [provider "anyuid": Forbidden: not usable by user]`:                            "oc adm policy add-scc-to-group privileged",
-		`pods "liqonet-node-" is forbidden: violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)`:                                                              "pod-security.kubernetes.io/enforce=privileged",
-		`daemonsets.apps is forbidden: User "jane" cannot create resource "daemonsets" in API group "apps" in the namespace "liqonet-system"`:                                          "",
+		`pods "liqonet-node-" is forbidden: ValidatingAdmissionPolicy 'nohost' with binding 'nohost' denied request: host network is not allowed`:                                                                                                                                                            "exempt namespace liqonet-system",
+		`daemonsets.apps "liqonet-node" is forbidden: ValidatingAdmissionPolicy 'registry' with binding 'registry' denied request: images must come from registry.corp`:                                                                                                                                      "--agent-image",
+		`admission webhook "validate.kyverno.svc-fail" denied the request: resource DaemonSet/liqonet-system/liqonet-node was blocked`:                                                                                                                                                                       "exempt namespace liqonet-system",
+		`Internal error occurred: failed calling webhook "mutate.example.com": failed to call webhook: Post "https://x.y.svc:443/": no endpoints available`:                                                                                                                                                  "repair the admission webhook",
+		`pods "liqonet-node-" is forbidden: failed quota: team-quota: must specify limits.cpu for: agent`:                                                                                                                                                                                                    "none has a CPU limit",
+		`pods "gateway-b-1-" is forbidden: exceeded quota: team-quota, requested: limits.memory=1536Mi, used: limits.memory=2560Mi, limited: limits.memory=3Gi`:                                                                                                                                              "1536Mi",
+		`deployments.apps "gateway-b-1" is forbidden: exceeded quota: objects, requested: count/deployments.apps=1, used: count/deployments.apps=3, limited: count/deployments.apps=3`:                                                                                                                       "raise the quota, or exempt namespace liqonet-system from it",
+		`pods "liqonet-node-" is forbidden: maximum memory usage per Container is 64Mi, but limit is 512Mi`:                                                                                                                                                                                                  "change the LimitRange",
+		`pods "liqonet-node-" is forbidden: unable to validate against any security context constraint: [provider "anyuid": Forbidden: not usable by user]`:                                                                                                                                                  "oc adm policy add-scc-to-group privileged",
+		`pods "liqonet-node-" is forbidden: violates PodSecurity "restricted:latest": host namespaces (hostNetwork=true)`:                                                                                                                                                                                    "pod-security.kubernetes.io/enforce=privileged",
+		`pods "liqonet-node-" is forbidden: status unknown for quota: team-quota, resources: limits.memory`:                                                                                                                                                                                                  "try again",
+		`Internal error occurred: resource quota evaluation timed out`:                                                                                                                                                                                                                                       "try again",
+		`admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the request: GKE Warden rejected the request because it violates one or more constraints. Violations details: {"[denied by autogke-disallow-hostnamespaces]":["enabling hostNetwork is not allowed in Autopilot."]}`: "Standard mode",
+		`daemonsets.apps is forbidden: User "jane" cannot create resource "daemonsets" in API group "apps" in the namespace "liqonet-system"`:                                                                                                                                                                "",
 	} {
 		got := admission.Hint(message)
 		kit.ErrorIf(t, (got == "") != (want == "") || !strings.Contains(got, want), "%s: got the hint %q", message, got)
@@ -48,6 +51,20 @@ func TestAdmissionHint(t *testing.T) {
 		e := (*kube.Error)(nil)
 		errors.As((&kube.Cluster{}).Wrap("apply", forbidden), &e)
 		kit.ErrorIf(t, strings.Contains(e.Hint, "administrator") != (want == ""), "%s: the hint of an error is %q", message, e.Hint)
+	}
+}
+
+// Admission without a hint of its own is no missing permission either.
+func TestForbiddenToEverybody(t *testing.T) {
+	for message, want := range map[string]string{
+		`pod tolerations (possibly merged with namespace default tolerations) conflict with its namespace whitelist`: "refuses it to everybody",
+		`User "jane" cannot create resource "pods" in API group "" in the namespace "liqonet-system"`:                "administrator",
+		`user "jane" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held`:   "administrator",
+		`unable to create new content in namespace liqonet-system because it is being terminated`:                    "administrator",
+	} {
+		e := (*kube.Error)(nil)
+		errors.As((&kube.Cluster{}).Wrap("apply", apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "x", errors.New(message))), &e)
+		kit.ErrorIf(t, e.Kind != kube.Forbidden || !strings.Contains(e.Hint, want), "%s: %v, the hint is %q", message, e.Kind, e.Hint)
 	}
 }
 
@@ -161,6 +178,8 @@ func TestWithoutRemovedObjects(t *testing.T) {
 	for _, e := range []*kube.Error{first, second} {
 		kit.ErrorIf(t, !strings.Contains(e.Hint, "--keep-failed") || strings.Contains(e.Hint, "describe"), "the hint is %q", e.Hint)
 	}
+	service := failed("kubectl -n " + v1alpha1.Namespace + " describe service gateway-b; or choose another --service-type")
+	kit.ErrorIf(t, kube.WithoutRemovedObjects(service) == nil || !strings.HasPrefix(service.Hint, "choose another --service-type; the rollback"), "what still helps is lost: %q", service.Hint)
 	kit.Check(t, "another hint", other.Hint, "raise the quota")
 	kit.NoError(t, kube.WithoutRemovedObjects(nil))
 }
