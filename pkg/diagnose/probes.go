@@ -223,12 +223,16 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 
 // pendingReason returns why a probe's log cannot be read yet, and an error if that is final.
 func pendingReason(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod) (reason string, err error) {
-	if pod == nil {
+	warning := func(about types.UID, reasons ...string) (message string) {
 		for _, e := range kube.OfKind[*corev1.Event](o) {
-			if e.InvolvedObject.UID == one.job.UID && e.Type == corev1.EventTypeWarning && e.Reason == "FailedCreate" {
-				reason = strings.TrimSpace(e.Message)
+			if e.InvolvedObject.UID == about && e.Type == corev1.EventTypeWarning && slices.Contains(reasons, e.Reason) {
+				message = strings.TrimSpace(e.Message)
 			}
 		}
+		return message
+	}
+	if pod == nil {
+		reason = warning(one.job.UID, "FailedCreate")
 		return cmp.Or(reason, "it has no pod yet"), one.rejectedError(c, reason)
 	}
 	for _, s := range pod.Status.ContainerStatuses {
@@ -239,7 +243,7 @@ func pendingReason(c *kube.Cluster, o kube.Objects, one *Probe, pod *corev1.Pod)
 			return "", nil
 		}
 		if s.State.Waiting != nil {
-			reason = strings.TrimSpace(s.State.Waiting.Reason + " " + s.State.Waiting.Message)
+			reason = strings.TrimSpace(s.State.Waiting.Reason + " " + cmp.Or(s.State.Waiting.Message, warning(pod.UID, "FailedCreatePodSandBox", "FailedMount")))
 		}
 	}
 	if pod.Status.Phase == corev1.PodFailed {

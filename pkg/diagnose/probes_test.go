@@ -54,7 +54,12 @@ func podsOfJobs(t *testing.T, says string, prepare func(*corev1.Pod) client.Obje
 		pod.Name, pod.Namespace, pod.UID = job.Name+"-xyz", job.Namespace, "uid-of-pod-"+job.UID
 		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))}
 		made := prepare(pod)
-		if e, isEvent := made.(*corev1.Event); isEvent {
+		if e, isEvent := made.(*corev1.Event); isEvent && e.InvolvedObject.UID == pod.UID {
+			if err := w.Create(ctx, pod); err != nil {
+				return err
+			}
+			e.InvolvedObject.UID = pod.UID // the API's
+		} else if isEvent {
 			e.InvolvedObject.UID = job.UID
 		}
 		return w.Create(ctx, made)
@@ -295,6 +300,13 @@ func doctorWithoutPods(t *testing.T) {
 	}{
 		"no kubelet":   {pendingPod, "no pod has read it: its pod is Pending"},
 		"no image yet": {waiting("ContainerCreating", "waiting for the volume"), "ContainerCreating waiting for the volume"},
+		"no network": {func(pod *corev1.Pod) client.Object {
+			waiting("ContainerCreating", "")(pod)
+			return &corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, InvolvedObject: corev1.ObjectReference{UID: pod.UID},
+				Type: corev1.EventTypeWarning, Reason: "FailedCreatePodSandBox", Message: "failed to assign an IP address to container",
+			}
+		}, "ContainerCreating failed to assign an IP address to container"},
 		"quota": {func(pod *corev1.Pod) client.Object {
 			return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "failed quota: team-quota"}
 		}, "failed quota: team-quota"},
