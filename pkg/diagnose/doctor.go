@@ -21,6 +21,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -232,12 +233,20 @@ func (x *clusterReader) readSecrets(ctx context.Context) error {
 	return err
 }
 
+// calicoGroup is that of Calico's objects in most clusters. Elsewhere they are of calicoV3: https://docs.tigera.io/calico/latest/operations/native-v3-crds.
+// Otherwise calicoV3 may be an aggregated API, whose server may be down.
+const calicoGroup, calicoV3 = "crd.projectcalico.org", "projectcalico.org/v3"
+
 // readPolicies reads NetworkPolicies, and the cluster-wide policies of those kinds that are served and may be read.
 func (x *clusterReader) readPolicies(ctx context.Context) error {
 	for _, kind := range doctor.ClusterPolicyKinds() {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 		err := x.Client.List(ctx, list)
+		if kube.IsNotFound(err) && kind.Group == calicoGroup {
+			list.SetAPIVersion(calicoV3)
+			err = x.Client.List(ctx, list)
+		}
 		if err != nil && !apierrors.IsForbidden(err) && kube.IgnoreAbsent(err) != nil {
 			return x.Wrap("list "+kind.Kind, err)
 		}
@@ -350,9 +359,13 @@ func (x *clusterReader) readSettings(ctx context.Context) error {
 	_ = yaml.Unmarshal([]byte(lo.FromPtr(kubeProxy).Data["config.conf"]), &proxy) // an invalid configuration is ignored
 	p.Cilium, p.ProxyMode, p.DataplaneV2 = lo.FromPtr(cilium).Data, proxy.Mode, anetd != nil
 	felix := &unstructured.Unstructured{}
-	felix.SetGroupVersionKind(schema.GroupVersionKind{Group: "crd.projectcalico.org", Version: "v1", Kind: "FelixConfiguration"})
+	felix.SetGroupVersionKind(schema.GroupVersionKind{Group: calicoGroup, Version: "v1", Kind: "FelixConfiguration"})
 	felix.SetName("default")
 	err := x.Client.Get(ctx, client.ObjectKeyFromObject(felix), felix)
+	if meta.IsNoMatchError(err) {
+		felix.SetAPIVersion(calicoV3)
+		err = x.Client.Get(ctx, client.ObjectKeyFromObject(felix), felix)
+	}
 	p.CalicoBPF, _, _ = unstructured.NestedBool(felix.Object, "spec", "bpfEnabled")
 	return x.Wrap("read FelixConfiguration default", kube.IgnoreAbsent(err))
 }

@@ -20,6 +20,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -288,6 +289,25 @@ func interruptedDoctor(t *testing.T) {
 	facts, err := ReadFacts(ctx, []*kube.Cluster{twoNodes(t, pendingPod), twoNodes(t, pendingPod)}, func(string) {}, kube.Quiet{})
 	report := doctor.Examine(facts)
 	kit.ErrorIf(t, err == nil || report.Result.IsProblem(), "%v: %+v", err, report.Cause)
+}
+
+// Calico's objects are read from either of its groups.
+func TestCalicoPolicies(t *testing.T) {
+	for _, serves := range []string{"crd.projectcalico.org/v1", "projectcalico.org/v3"} {
+		c := kubetest.NewCluster(t, "a", interceptor.Funcs{List: func(ctx context.Context, w client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			all, is := list.(*unstructured.UnstructuredList)
+			switch {
+			case !is:
+				return w.List(ctx, list, opts...)
+			case all.GetAPIVersion() != serves || all.GetKind() != "GlobalNetworkPolicyList":
+				return &meta.NoKindMatchError{GroupKind: all.GroupVersionKind().GroupKind()}
+			}
+			all.Items = []unstructured.Unstructured{{Object: map[string]any{"apiVersion": serves, "kind": "GlobalNetworkPolicy"}}}
+			return nil
+		}})
+		facts := kit.Must(ReadFacts(t.Context(), []*kube.Cluster{c}, nil, kube.Quiet{}))(t)
+		kit.Check(t, serves+": policies", len(facts.Clusters[0].Own.ClusterPolicies), 1)
+	}
 }
 
 // If no pod starts, doctor says why within 30 s, and has what objects show.

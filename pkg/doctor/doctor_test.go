@@ -129,6 +129,21 @@ func TestHealthy(t *testing.T) {
 	kit.ErrorIf(t, r.Cause != nil || r.Result != check.Passed, "%s, %v", r.Result, r.Cause)
 }
 
+// Before clusters are peered, doctor names the policies of the server's cluster that may block UDP.
+func TestPoliciesBeforePeering(t *testing.T) {
+	f := healthy()
+	for _, c := range f.Clusters {
+		c.Peerings, c.Reports = nil, nil
+	}
+	f.UDPTests = []UDPTest{{From: "alpha", To: "beta", Address: "172.18.2.11:30000"}}
+	f.Clusters[1].Own.ClusterPolicies = []unstructured.Unstructured{{Object: map[string]any{
+		"kind": "GlobalNetworkPolicy", "metadata": map[string]any{"name": "default-deny"}, "spec": map[string]any{"types": []any{"Ingress"}},
+	}}}
+	cause := Examine(f).Cause
+	kit.ErrorIf(t, cause == nil || !strings.Contains(cause.Evidence, "policies of beta may block it: GlobalNetworkPolicy default-deny") ||
+		!strings.Contains(cause.Hint, "exempt the namespace liqonet-system"), "the cause is %+v", cause)
+}
+
 // down makes the tunnel lose all packets.
 func down(c *Cluster, message string) {
 	c.Peerings[0].Status.Planes[0].Connected, c.Peerings[0].Status.Planes[0].Message = false, message

@@ -281,8 +281,13 @@ func udpPaths(x *examination) {
 		case w.SkipReason != "":
 			x.skip(w.SkipReason)
 		default:
-			x.fail("", fmt.Sprintf("UDP from its nodes does not reach %s", w.To), "no answer from "+w.Address,
-				"allow UDP to "+failure.Quote(w.Address)+"; then: "+x.liqonet("doctor", w.To))
+			evidence, hint := "no answer from "+w.Address, "allow UDP to "+failure.Quote(w.Address)
+			server, _ := lo.Find(x.facts.Clusters, func(c *Cluster) bool { return c.Name == w.To })
+			if suspects := server.suspectPolicies(); suspects != "" {
+				evidence += "; cluster-wide policies of " + w.To + " may block it: " + suspects
+				hint += "; " + exemptFromPolicies
+			}
+			x.fail("", fmt.Sprintf("UDP from its nodes does not reach %s", w.To), evidence, hint+"; then: "+x.liqonet("doctor", w.To))
 		}
 	}
 }

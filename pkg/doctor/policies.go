@@ -23,6 +23,7 @@ func ClusterPolicyKinds() []schema.GroupVersionKind {
 		{Group: "policy.networking.k8s.io", Version: "v1alpha1", Kind: "BaselineAdminNetworkPolicy"},
 		{Group: "policy.networking.k8s.io", Version: "v1alpha2", Kind: "ClusterNetworkPolicy"},
 		{Group: "cilium.io", Version: "v2", Kind: "CiliumClusterwideNetworkPolicy"},
+		{Group: "crd.antrea.io", Version: "v1beta1", Kind: "ClusterNetworkPolicy"},
 	}
 }
 
@@ -36,15 +37,21 @@ func clusterPolicies(x *examination) {
 	if lo.EveryBy(x.gateways(), reached) && lo.EveryBy(lo.Values(x.Reports), isReached) {
 		return
 	}
-	suspects := lo.FilterMap(x.Own.ClusterPolicies, func(p unstructured.Unstructured, _ int) (string, bool) {
+	if suspects := x.suspectPolicies(); suspects != "" {
+		x.fail("", "cluster-wide policies may block packets of gateways: "+suspects,
+			"they apply to all pods, or to all except those of some namespaces, and deny packets; gateways or nodes do not reach the peer",
+			exemptFromPolicies).Pairs = x.allPairs()
+	}
+}
+
+const exemptFromPolicies = "exempt the namespace " + v1alpha1.Namespace + " from them, or allow the ports of docs/ports-and-permissions.md"
+
+// suspectPolicies names the cluster-wide policies that may block packets of our pods, empty if there are none.
+func (c *Cluster) suspectPolicies() string {
+	return joinFirst(lo.FilterMap(c.Own.ClusterPolicies, func(p unstructured.Unstructured, _ int) (string, bool) {
 		spec, _, _ := unstructured.NestedMap(p.Object, "spec") // without one, it denies nothing
 		return p.GetKind() + " " + p.GetName(), len(spec) > 0 && mayDenyGateways(p.GetKind(), spec)
-	})
-	if len(suspects) > 0 {
-		x.fail("", "cluster-wide policies may block packets of gateways: "+joinFirst(suspects),
-			"they apply to all pods, or to all except those of some namespaces, and deny packets; gateways or nodes do not reach the peer",
-			"exempt the namespace "+v1alpha1.Namespace+" from them, or allow the ports of docs/ports-and-permissions.md").Pairs = x.allPairs()
-	}
+	}))
 }
 
 // mayDenyGateways reports whether a policy may apply to gateways, and denies something.
@@ -60,6 +67,9 @@ func mayDenyGateways(kind string, spec map[string]any) bool {
 			namespace: v1alpha1.Namespace, "k8s:" + namespace: v1alpha1.Namespace, "k8s:app.kubernetes.io/component": "gateway",
 		})
 	}
+	if to, isAntrea := spec["appliedTo"].([]any); isAntrea {
+		return slices.ContainsFunc(to, appliesToOurs) && slices.ContainsFunc(rulesOf(spec), isDeny)
+	}
 	subject, _ := spec["subject"].(map[string]any)
 	selector := subject["namespaces"]
 	if pods, is := subject["pods"].(map[string]any); is {
@@ -68,11 +78,22 @@ func mayDenyGateways(kind string, spec map[string]any) bool {
 	return selector != nil && matches(selector, labels.Set{corev1.LabelMetadataName: v1alpha1.Namespace}) && slices.ContainsFunc(rulesOf(spec), isDeny)
 }
 
-// selectsGateways reports whether one of Calico's selectors may select gateways: all(), or everything except something
-// else.
+// appliesToOurs reports whether an entry of Antrea's appliedTo may select pods of our namespace. It does not read groups.
+func appliesToOurs(entry any) bool {
+	to, _ := entry.(map[string]any)
+	if selector, has := to["namespaceSelector"]; has {
+		return matches(selector, labels.Set{corev1.LabelMetadataName: v1alpha1.Namespace})
+	}
+	pods, _ := to["podSelector"].(map[string]any) // alone, it selects pods of all namespaces
+	return to["podSelector"] != nil && len(pods) == 0
+}
+
+// selectsGateways reports whether one of Calico's selectors may select gateways: all(), everything except something else,
+// or everything that has a name.
 func selectsGateways(selector string) bool {
-	excludes := slices.ContainsFunc([]string{"!=", "not in", "!has"}, func(operator string) bool { return strings.Contains(selector, operator) })
-	return selector == "all()" || excludes != strings.Contains(selector, v1alpha1.Namespace)
+	contains := func(part string) bool { return strings.Contains(selector, part) }
+	excludes := slices.ContainsFunc([]string{"!", "not in", "has(projectcalico.org/name)", "has(" + corev1.LabelMetadataName + ")"}, contains)
+	return selector == "all()" || excludes != contains(v1alpha1.Namespace)
 }
 
 // calicoDenies reports whether one of Calico's policies denies anything: it has a rule that denies, or no rule that
@@ -101,7 +122,7 @@ func rulesOf(spec map[string]any) []any {
 
 func isDeny(rule any) bool {
 	r, _ := rule.(map[string]any)
-	return r["action"] == "Deny"
+	return slices.Contains([]string{"Deny", "Drop", "Reject"}, asString(r["action"]))
 }
 
 // matches reports whether a label selector matches. An invalid one matches nothing.

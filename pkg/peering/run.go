@@ -291,7 +291,8 @@ func (x *roleExchange) explain(err error, p *plan.Plan) error {
 		Kind: kube.NotReady, Cluster: e.Cluster, Op: e.Op,
 		Err: fmt.Errorf("no gateway reaches the other: %s; %w", strings.Join(x.attempts, "; "), e.Err),
 		Hint: "open UDP to one of these addresses, or set how a cluster can be reached: --service-type CLUSTER=LoadBalancer, " +
-			"--service-type CLUSTER=NodePort:PORT with --endpoint CLUSTER=ADDRESS:PORT, --server CLUSTER",
+			"--service-type CLUSTER=NodePort:PORT with --endpoint CLUSTER=ADDRESS:PORT, --server CLUSTER; " +
+			fmt.Sprintf("to find out what drops it: kubectl liqonet doctor %s %s", failure.Quote(p.Clusters[0].Cluster), failure.Quote(p.Clusters[1].Cluster)),
 	}
 }
 
