@@ -344,12 +344,17 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	return a.applied.inSync, errors.Join(bad, a.applied.err)
 }
 
-// apply applies the desired state to the kernel. changes are those of links, routes and rules.
+// apply applies the desired state to the kernel. changes are those of links, routes, rules and our table.
 func (a *agent) apply(ctx context.Context, want desired) (changes []string, inSync bool, err error) {
 	// Restrict traffic first, then allow it. When everything is removed, the order is reversed.
 	var ruleErr error
+	var tables []string
 	if want.nat != nil {
-		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
+		changed, err := nat.ApplyNode(ctx, *want.nat)
+		if changed {
+			tables = []string{"changed nftables table " + nat.TableName}
+		}
+		if err != nil {
 			return nil, false, errors.Join(err, blockPeers(ctx, a.kernel, want.overlay))
 		}
 		// A chain that belongs to others and cannot be changed must not prevent the rest.
@@ -357,6 +362,7 @@ func (a *agent) apply(ctx context.Context, want desired) (changes []string, inSy
 	}
 	changes, err = a.kernel.Apply(ctx, want.overlay)
 	loop.LogChanges(a.Log, changes)
+	changes = append(changes, tables...)
 	var partial *overlay.PartialError
 	if err != nil && !errors.As(err, &partial) {
 		return changes, false, errors.Join(ruleErr, err)

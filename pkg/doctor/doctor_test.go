@@ -300,7 +300,7 @@ func faults() []fault {
 		{"rule before ours", "liqonet-rule-02", "rules on node alpha-2 come before ours, and take packets to peers elsewhere: 10: from all iif eni1 lookup 101", func(f *Facts, a, b *Cluster) {
 			a.Machines.Kernels["alpha-2"].Others.EarlierRules = []string{"10: from all iif eni1 lookup 101"}
 		}},
-		{"repairs", "liqonet-route-01", "another program kept changing our links, rules or routes on node alpha-2", func(f *Facts, a, b *Cluster) {
+		{"repairs", "liqonet-route-01", "another program kept changing our links, rules, routes or table on node alpha-2", func(f *Facts, a, b *Cluster) {
 			a.Machines.Kernels["alpha-2"].Others.Recent = probe.Recent{Repairs: 40, Repaired: "added rule 90: lookup 27761"}
 		}},
 		{"unencrypted", "liqonet-route-02", "node alpha-2 drops packets to peers, because they would leave it unencrypted", func(f *Facts, a, b *Cluster) {

@@ -145,18 +145,18 @@ func foreignRules(x *examination, node string, k *probe.Kernel) {
 	}
 }
 
-// routesFlap finds a program that deletes our routes now, or has deleted our routes, rule or links recently.
+// routesFlap finds a program that deletes our routes now, or has changed our links, rules, routes or table recently.
 func routesFlap(x *examination, node string, k *probe.Kernel) {
 	const often, manyRepairs = 3, 10
 	what := "another program keeps deleting our routes on node " + node
-	hint := "find the program; on the node: ip monitor route rule (systemd-networkd needs ManageForeignRoutingPolicyRules=no and ManageForeignRoutes=no)"
+	hint := "find the program; on the node: ip monitor route rule; nft monitor (systemd-networkd needs ManageForeignRoutingPolicyRules=no and ManageForeignRoutes=no)"
 	repaired := fmt.Sprintf("the agent had to repair them %d times in the last hour, the last time: %s", k.Others.Recent.Repairs, k.Others.Recent.Repaired)
 	switch isFrequent := k.Others.Recent.Repairs >= manyRepairs; {
 	case k.RouteChanges >= often || k.RouteChanges > 0 && isFrequent:
 		evidence := fmt.Sprintf("%d changes during the check: %s", k.RouteChanges, joinFirst(k.Changed))
 		x.fail(node, what, lo.Ternary(isFrequent, evidence+"; "+repaired, evidence), hint)
 	case isFrequent:
-		x.warn(node, "another program kept changing our links, rules or routes on node "+node, repaired, hint)
+		x.warn(node, "another program kept changing our links, rules, routes or table on node "+node, repaired, hint)
 	}
 }
 

@@ -260,7 +260,7 @@ type Interference struct {
 
 // Recent is what a node's agent has noticed in the last hour.
 type Recent struct {
-	// Repairs is how often others had changed our links, routes or rules, and Repaired is the last repair.
+	// Repairs is how often others had changed our links, routes, rules or table, and Repaired is the last repair.
 	Repairs  uint64 `json:"repairs,omitempty"`
 	Repaired string `json:"repaired,omitempty"`
 	// Unencrypted is how many packets to peers were dropped because they would have left unencrypted.

@@ -32,6 +32,11 @@ var dashboard = flag.Duration("dashboard", 0, "how long Prometheus scrapes agent
 // scrape returns the metrics at an address for a process in a namespace. An agent answers five requests per second.
 func scrape(ns *netns.NS, at netip.Addr) (text string, err error) {
 	time.Sleep(200 * time.Millisecond)
+	return get(ns, netip.AddrPortFrom(at, v1alpha1.MetricsPort).String()+metrics.Path)
+}
+
+// get returns an agent's page, as a process in a namespace reads it.
+func get(ns *netns.NS, page string) (text string, err error) {
 	dial := func(ctx context.Context, network, address string) (c net.Conn, err error) {
 		err = ns.Run(func() (err error) {
 			c, err = (&net.Dialer{}).DialContext(ctx, network, address)
@@ -40,7 +45,7 @@ func scrape(ns *netns.NS, at netip.Addr) (text string, err error) {
 		return c, err
 	}
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + netip.AddrPortFrom(at, v1alpha1.MetricsPort).String() + metrics.Path)
+	resp, err := client.Get("http://" + page)
 	if err != nil {
 		return "", err
 	}

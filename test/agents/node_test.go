@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"os/exec"
@@ -24,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
@@ -145,6 +147,23 @@ func sharedObjects(internal string) []client.Object {
 		&appsv1.DaemonSet{ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
 		&v1alpha1.ClusterNetwork{ObjectMeta: objectMeta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(internal)}},
 	}
+}
+
+// The agent tells doctor how often it had to restore its table, which another program keeps deleting.
+func TestRepairsOfTheTableAreCounted(t *testing.T) {
+	n := startNode(t)
+	want := n.ours(t)
+	const times = 3
+	for range times {
+		n.repairs(t, "nft delete table ip liqonet", want)
+	}
+	kit.Within(t, startTimeout, "the repairs are in the answer to health checks", func() string {
+		got, err := get(n.NS, fmt.Sprintf("127.0.0.1:%d/healthz", v1alpha1.HealthPort))
+		kit.NoError(t, err)
+		var recent probe.Recent
+		_ = json.Unmarshal([]byte(got), &recent) // at first there is nothing to report
+		return lo.Ternary(recent.Repairs >= times && strings.Contains(recent.Repaired, "nftables table"), "", got)
+	})
 }
 
 // onePeering is a working peering.
