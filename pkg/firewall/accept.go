@@ -483,7 +483,7 @@ func checkLegacy(overlayPort uint16) (advice []string, err error) {
 	if err != nil || !slices.Contains(names, legacyTable) {
 		return nil, err
 	}
-	info, entries, err := readLegacy()
+	info, entries, err := readLegacy(legacyTable)
 	if err != nil {
 		return nil, fmt.Errorf("read the table %s of iptables-legacy: %w", legacyTable, err)
 	}
@@ -500,16 +500,16 @@ func checkLegacy(overlayPort uint16) (advice []string, err error) {
 	return advice, nil
 }
 
-// readLegacy reads the table of the calling thread's network namespace. It needs only CAP_NET_ADMIN. The error is
+// readLegacy reads a table of the calling thread's network namespace. It needs only CAP_NET_ADMIN. The error is
 // EAGAIN if another process changes the table at the same time.
-func readLegacy() (info legacyInfo, entries []byte, err error) {
-	if info, err = legacyInfoOf(legacyTable); err != nil {
+func readLegacy(table string) (info legacyInfo, entries []byte, err error) {
+	if info, err = legacyInfoOf(table); err != nil {
 		return info, nil, err
 	}
 	const header = nameLength + 8 // struct ipt_get_entries
 	b := make([]byte, header+int(info.Size))
 	binary.NativeEndian.PutUint32(b[nameLength:], info.Size)
-	return info, b[header:], legacyOption(getEntries, legacyTable, b)
+	return info, b[header:], legacyOption(getEntries, table, b)
 }
 
 // legacyInfoOf reads the number of a table's entries, which does not need the entries.

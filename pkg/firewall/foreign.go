@@ -58,8 +58,8 @@ func findForeign(family nftables.TableFamily, find func(ch *nftables.Chain, rule
 	return found, nil
 }
 
-// usedLegacyTables returns the tables of iptables-legacy that have rules. Without any, a table has one entry for the
-// policy of each of its chains, and one at the end.
+// usedLegacyTables returns the tables of iptables-legacy that have rules, or a chain whose policy is to drop. Without
+// rules, a table has one entry for the policy of each of its chains, and one at the end.
 func usedLegacyTables() (names []string, err error) {
 	tables, err := legacyTables()
 	if err != nil {
@@ -67,11 +67,14 @@ func usedLegacyTables() (names []string, err error) {
 	}
 	empty := map[string]uint32{"filter": 4, "nat": 5, "mangle": 6, "raw": 3, "security": 4}
 	for _, table := range slices.Sorted(slices.Values(tables)) {
-		info, err := legacyInfoOf(table)
+		info, entries, err := readLegacy(table)
 		if err != nil {
 			return nil, fmt.Errorf("read the table %s of iptables-legacy: %w", table, err)
 		}
-		if info.Count > lo.ValueOr(empty, table, 0) {
+		drops := func(hook int) bool {
+			return info.Hooks&(1<<hook) != 0 && legacyRuleAt(entries, info.Policy[hook]).verdict == legacyDrop
+		}
+		if info.Count > lo.ValueOr(empty, table, 0) || slices.ContainsFunc(lo.Range(hooksCount), drops) {
 			names = append(names, "iptables-legacy table "+table)
 		}
 	}

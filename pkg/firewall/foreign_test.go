@@ -30,6 +30,8 @@ func TestForeign(t *testing.T) {
 		"rules for IPv6":          {"nft", []string{"table ip6 other { chain in { type filter hook input priority 0; drop; }; }"}, []string{"nftables chain other in"}},
 		"an empty legacy table":   {"iptables-legacy", []string{"-w", "-t", "nat", "-L"}, nil},
 		"a legacy redirect":       {"iptables-legacy", []string{"-w", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "-j", "REDIRECT"}, []string{"iptables-legacy table nat"}},
+		"a legacy policy":         {"iptables-legacy", []string{"-w", "-P", "FORWARD", "DROP"}, []string{"iptables-legacy table filter"}},
+		"a legacy policy before":  {"iptables-legacy", []string{"-w", "-t", "mangle", "-P", "PREROUTING", "DROP"}, []string{"iptables-legacy table mangle"}},
 		"a legacy mark":           {"iptables-legacy", []string{"-w", "-t", "mangle", "-A", "OUTPUT", "-j", "MARK", "--set-mark", "1"}, []string{"iptables-legacy table mangle"}},
 	} {
 		t.Run(name, func(t *testing.T) {
