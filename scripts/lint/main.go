@@ -1,6 +1,6 @@
 // Command lint checks what the linters of others do not: that each exported name of the
 // product has a comment which is a sentence about it, and that sentences in documents and
-// comments are short enough to be read once.
+// comments are short enough to be read once. Nor may code use random values that others can guess.
 //
 // Files that broke these rules when they were made are listed in exceptions.txt with the
 // number of findings in each. A file may have fewer than that, never more.
@@ -147,7 +147,33 @@ func checkGo(name, path string) (out []finding, err error) {
 	for _, decl := range f.Decls {
 		out = append(out, checkDecl(name, files, decl)...)
 	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		if isGuessable(n) && !slices.Contains(mayBeGuessed, name) {
+			out = append(out, finding{name, files.Position(n.Pos()).Line, "others can guess these random values: use crypto/rand, or add the file to mayBeGuessed"})
+		}
+		return true
+	})
 	return out, nil
+}
+
+// mayBeGuessed are the files whose random values others may guess: they only spread requests over time, or choose the same in each run.
+var mayBeGuessed = []string{"agent/heartbeat/heartbeat.go", "agent/node/lost.go", "agent/node/tcp.go", "pkg/failover/failover.go", "pkg/ipam/allocate.go"}
+
+// guessable are the packages whose random values others can guess, and functions of packages that also do something else.
+var guessable = []string{
+	`"math/rand"`, `"math/rand/v2"`, `"k8s.io/apimachinery/pkg/util/rand"`, `"k8s.io/apiserver/pkg/storage/names"`,
+	"lo.RandomString", "lo.Sample", "lo.SampleBy", "lo.Samples", "lo.SamplesBy", "lo.Shuffle", "mutable.Shuffle",
+}
+
+func isGuessable(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.ImportSpec:
+		return slices.Contains(guessable, n.Path.Value)
+	case *ast.SelectorExpr:
+		of, is := n.X.(*ast.Ident)
+		return is && slices.Contains(guessable, of.Name+"."+n.Sel.Name)
+	}
+	return false
 }
 
 // commentText is a comment without markers for tools and without indented examples, a

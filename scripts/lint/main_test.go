@@ -79,6 +79,23 @@ func TestCheckGo(t *testing.T) {
 	}
 }
 
+// Random values that others must not guess come from crypto/rand. The files that need none such still use others.
+func TestGuessableValues(t *testing.T) {
+	for code, want := range map[string]int{
+		`import "crypto/rand"`: 0, `import "math/rand"`: 1, `import r "math/rand/v2"`: 1, `import "k8s.io/apimachinery/pkg/util/rand"`: 1,
+		"var x = lo.RandomString(8, nil)": 1, "func f() { mutable.Shuffle(x) }": 1, "var x = lo.Map(y, z)": 0,
+	} {
+		file := filepath.Join(t.TempDir(), "x.go")
+		kit.NoError(t, os.WriteFile(file, []byte("package p\n\n"+code+"\n"), 0o644))
+		kit.Check(t, code, len(kit.Must(checkGo("x.go", file))(t)), want)
+	}
+	for _, name := range mayBeGuessed {
+		file := filepath.Join("..", "..", name)
+		kit.Check(t, name, len(kit.Must(checkGo(name, file))(t)), 0)
+		kit.Check(t, name+" without its exception", len(kit.Must(checkGo("x.go", file))(t)), 1)
+	}
+}
+
 // The exceptions only shrink, and each has a reason.
 func TestExceptions(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "exceptions.txt")
