@@ -84,13 +84,13 @@ sees connections from a node of A, needs no configuration, and cannot reach B.`,
 			return listHosts(ctx, g.streams.Out, a, b)
 		}
 		if !*remove {
-			mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
+			mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g))
 			if err == nil {
 				g.out().Printf("%s\n", mapped)
 			}
 			return err
 		}
-		was, err := peering.UnexposeHost(ctx, a, b, host, newProgress(g.streams.Err))
+		was, err := peering.UnexposeHost(ctx, a, b, host, newProgress(g))
 		switch {
 		case err != nil:
 			return err

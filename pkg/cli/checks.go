@@ -126,7 +126,7 @@ The exit code is 10 if a check fails.`,
 		if err != nil {
 			return err
 		}
-		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g.streams.Err))
+		report, err := diagnose.Verify(ctx, a, b, *bench, newProgress(g))
 		if err == nil {
 			report.Notes = append(unverified, report.Notes...)
 			err = printVerification(out, g.streams.Out, report)
@@ -276,7 +276,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix, objectsOnly bo
 	if err != nil {
 		return err
 	}
-	progress := newProgress(g.streams.Err)
+	progress := newProgress(g)
 	announce := func(sentence string) { g.err().Printf("%s\n", sentence) }
 	if objectsOnly {
 		announce = nil

@@ -8,12 +8,10 @@ import (
 	"io"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/pterm/pterm"
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -330,40 +328,9 @@ func (g *globals) completeFlags(cmd *cobra.Command) {
 	})
 }
 
-// newProgress returns a reporter that shows steps as they happen: with a spinner on a terminal, or else as plain lines.
-func newProgress(w io.Writer) kube.Reporter {
-	return lo.Ternary[kube.Reporter](output.Width(w) > 0 && os.Getenv("TERM") != "dumb", spinner{w}, plainReporter{w: w})
-}
-
-// plainReporter prints a line when a step begins, and another one if it fails.
-type plainReporter struct {
-	w io.Writer
-	// prefix begins each line.
-	prefix string
-}
-
-func (p plainReporter) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	output.To(p.w).Printf("%s%s ...\n", p.prefix, name)
-	start := time.Now()
-	err := do(ctx)
-	if err != nil {
-		output.To(p.w).Printf("%s%s failed after %.1f s\n", p.prefix, name, time.Since(start).Seconds())
-	}
-	return err
-}
-
-// spinner shows a spinner during a step, and then a line.
-type spinner struct{ w io.Writer }
-
-func (s spinner) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	start, name := time.Now(), output.OneLine(name)
-	running, _ := pterm.DefaultSpinner.WithWriter(s.w).WithRemoveWhenDone(true).WithShowTimer(false).Start(name) // it never fails
-	err := do(ctx)
-	_ = running.Stop()
-	mark := lo.Ternary(err == nil, output.Colored{Value: "✓", Color: pterm.FgGreen}, output.Colored{Value: "✗", Color: pterm.FgRed})
-	took := output.Colored{Value: fmt.Sprintf("%.1f s", time.Since(start).Seconds()), Color: pterm.FgGray}
-	output.To(s.w).Printf(" %s %s %s\n", mark, name, took)
-	return err
+// newProgress returns a reporter that shows steps as they happen, except while a credential plugin may ask the user something.
+func newProgress(g *globals) kube.Reporter {
+	return output.NewProgress(g.streams.Err, g.source.IsAuthenticating)
 }
 
 // minShownDuration is the duration below which a wait is omitted from the timeline. Tests reduce it, to see all waits.

@@ -106,7 +106,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 		return pairFailures(failed)
 	}
 	if dryRun {
-		plans, err := peering.PlanAll(ctx, pairs, o, newProgress(g.streams.Err))
+		plans, err := peering.PlanAll(ctx, pairs, o, newProgress(g))
 		if err != nil {
 			return err
 		}
@@ -350,9 +350,9 @@ func splitFailed(pairs []peering.Pair, reason func(peering.Pair) error) (can []p
 func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) kube.Reporter {
 	return func(p peering.Pair) kube.Reporter {
 		if len(pairs) == 1 {
-			return kube.TimedReporter{Reporter: newProgress(g.streams.Err), Scope: p.String()}
+			return kube.TimedReporter{Reporter: newProgress(g), Scope: p.String()}
 		}
-		return kube.TimedReporter{Reporter: plainReporter{g.streams.Err, p.String() + ": "}, Scope: p.String()}
+		return kube.TimedReporter{Reporter: output.PlainProgress{W: g.streams.Err, Prefix: p.String() + ": "}, Scope: p.String()}
 	}
 }
 
@@ -386,7 +386,7 @@ commands that replace keys or agents of one of the clusters.`,
 		if err := kube.Distinct(identified([]*kube.Cluster{a, b})...); err != nil {
 			return err
 		}
-		result, err := peering.Rotate(ctx, a, b, peering.Rotation{PresharedOnly: *presharedOnly}, newProgress(g.streams.Err))
+		result, err := peering.Rotate(ctx, a, b, peering.Rotation{PresharedOnly: *presharedOnly}, newProgress(g))
 		if err != nil {
 			return err
 		}
@@ -441,13 +441,13 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output.Format,
 		return err
 	}
 	if dryRun {
-		plans, err := peering.PlanUpgrades(ctx, clusters, o, newProgress(g.streams.Err))
+		plans, err := peering.PlanUpgrades(ctx, clusters, o, newProgress(g))
 		if err != nil {
 			return err
 		}
 		return printUpgrades(out, g.streams.Out, plans)
 	}
-	upgraded, err := peering.UpgradeAll(ctx, clusters, o, newProgress(g.streams.Err))
+	upgraded, err := peering.UpgradeAll(ctx, clusters, o, newProgress(g))
 	if err != nil {
 		return err
 	}

@@ -64,6 +64,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	command, interrupt := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer interrupt(nil)
 	defer context.AfterFunc(ctx, func() { interrupt(errInterrupted) })()
+	command = kube.WithAuthentication(command, g.source.IsAuthenticating)
 	var reported sync.Map
 	command = kube.WithConflictReports(command, func(notice string) {
 		if _, before := reported.LoadOrStore(notice, true); !before {

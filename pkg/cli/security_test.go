@@ -22,6 +22,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/output"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
@@ -318,7 +319,7 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 	(&globals{streams: Streams{Out: &out, Err: &out}}).err().Printf("%s %q %v %d\n", evil, evil, errors.New(evil), 7)
 	check("text", out.String(), 1)
 	out.Reset()
-	_ = plainReporter{w: &out, prefix: "a - b: "}.Step(t.Context(), evil, func(context.Context) error { return errors.New("") })
+	_ = output.PlainProgress{W: &out, Prefix: "a - b: "}.Step(t.Context(), evil, func(context.Context) error { return errors.New("") })
 	check("step", out.String(), 2)
 }
 

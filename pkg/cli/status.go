@@ -334,7 +334,9 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 			output.To(&wrong).Printf("Error: %s\n", explain(err, "  "))
 		}
 		printed := ""
-		if drawn {
+		if drawn && g.source.IsAuthenticating() {
+			state = before // what a credential plugin has asked stays on the screen
+		} else if drawn {
 			printed = redraw(shown.String()+output.Wrap(wrong.String(), width), width, height)
 		} else if first || state != before {
 			g.err().Printf("%s", output.Lines(wrong.String()))

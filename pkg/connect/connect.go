@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -58,28 +59,35 @@ type Source struct {
 	// Notify, if set, tells the user what takes long.
 	Notify func(string)
 
-	// plugins are the credential plugins of clusters.
-	plugins map[*kube.Cluster]*plugin
+	// turn is held while a credential plugin runs. It guards the last failures of plugins, by their key.
+	turn     sync.Mutex
+	failures map[string]pluginFailure
+	// running is since when one runs, nil if none does.
+	running atomic.Pointer[time.Time]
 }
 
 // Identify resolves the named clusters and reads their IDs. It sets the SkipReason of those that do not respond.
 func (s *Source) Identify(ctx context.Context, refs []string) ([]*kube.Cluster, error) {
-	out, err := lo.MapErr(refs, func(ref string, _ int) (*kube.Cluster, error) { return s.Resolve(ref) })
+	plugins := make([]*plugin, len(refs))
+	out, err := lo.MapErr(refs, func(ref string, i int) (c *kube.Cluster, err error) {
+		c, plugins[i], err = s.resolve(ref)
+		return c, err
+	})
 	if err != nil {
 		return nil, err
 	}
 	distinguish(out, refs)
-	failed := s.authenticate(ctx, out)
+	failed := s.authenticate(ctx, out, plugins)
 	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, failure.TimeoutError(fmt.Sprintf("no answer within %s", identifyTimeout)))
 	defer cancel()
 	_, errs := failure.Map(out, func(c *kube.Cluster) (any, error) {
-		if err := failed[c]; err != nil {
-			return nil, err
+		if failed[slices.Index(out, c)] != nil {
+			return nil, nil
 		}
 		return nil, c.Identify(ctx)
 	})
 	for i, c := range out {
-		c.SkipReason = errs[i]
+		c.SkipReason = cmp.Or(failed[i], errs[i])
 	}
 	return out, nil
 }
@@ -119,6 +127,12 @@ func distinguish(clusters []*kube.Cluster, refs []string) {
 
 // Resolve connects to the kubeconfig context that a CLUSTER argument names.
 func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
+	c, _, err := s.resolve(ref)
+	return c, err
+}
+
+// resolve also returns the cluster's credential plugin, nil if it has none.
+func (s *Source) resolve(ref string) (*kube.Cluster, *plugin, error) {
 	rules, raw, err := Kubeconfig(s.Kubeconfig)
 	if err == nil && raw.Contexts[ref] != nil {
 		return s.connect(ref, ref, raw, rules)
@@ -131,10 +145,10 @@ func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
 			hint := "known contexts: " + names(raw) + lo.Ternary(!isPath && statErr == nil, "; for the file, give its path, such as ./"+file, "")
 			err = failure.Usagef(hint, "cluster %q is neither a context of the kubeconfig nor the path of a kubeconfig file", ref)
 		}
-		return nil, err
+		return nil, nil, err
 	}
 	if rules, raw, err = Kubeconfig(file); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	name := contextName
 	if contextName == "" {
@@ -143,7 +157,7 @@ func (s *Source) Resolve(ref string) (*kube.Cluster, error) {
 		name = strings.TrimSuffix(name, filepath.Ext(name))
 	}
 	if raw.Contexts[contextName] == nil {
-		return nil, failure.Usagef("its contexts: "+names(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
+		return nil, nil, failure.Usagef("its contexts: "+names(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
 	}
 	return s.connect(name, contextName, raw, rules)
 }
@@ -169,14 +183,14 @@ func Kubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcmdapi
 	return rules, raw, nil
 }
 
-func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, error) {
+func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, *plugin, error) {
 	kubectl := "kubectl" + lo.Ternary(rules.ExplicitPath == "", "", " --kubeconfig "+failure.Quote(rules.ExplicitPath)) + " --context " + failure.Quote(contextName)
 	if cluster := raw.Contexts[contextName].Cluster; raw.Clusters[cluster] == nil {
-		return nil, failure.Usagef("try: kubectl config get-contexts", "context %q names cluster %q, which the kubeconfig does not have", contextName, cluster)
+		return nil, nil, failure.Usagef("try: kubectl config get-contexts", "context %q names cluster %q, which the kubeconfig does not have", contextName, cluster)
 	}
 	cfg, err := clientcmd.NewNonInteractiveClientConfig(*raw, contextName, &s.Overrides, rules).ClientConfig()
 	if err != nil {
-		return nil, failure.Usagef("try: "+kubectl+" get nodes", "cluster %q: read context %q of the kubeconfig: %v", name, contextName, err)
+		return nil, nil, failure.Usagef("try: "+kubectl+" get nodes", "cluster %q: read context %q of the kubeconfig: %v", name, contextName, err)
 	}
 	// Commands send many small requests in parallel. The API server limits them by priority and fairness.
 	cfg.QPS, cfg.Burst = -1, -1
@@ -191,16 +205,24 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 	asking := rest.CopyConfig(cfg)
 	asking.Timeout = identifyTimeout
 	asking.Wrap(refuseRedirects)
-	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
+	if own != nil {
+		asking.Wrap(failRejected)
+	}
+	asker, askerErr := s.clientOf(asking, own, name)
+	d, discoveryErr := discovery.NewDiscoveryClientForConfigAndClient(asking, asker)
 	cfg.Wrap(lock.Guard) // called for each attempt of a retried request
 	cfg.Wrap(kube.RetryTransport)
 	cfg.Wrap(refuseRedirects)
-	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kindMapper{
+	if own != nil {
+		cfg.Wrap(failRejected)
+	}
+	sender, senderErr := s.clientOf(cfg, own, name)
+	c, clientErr := client.NewWithWatch(cfg, client.Options{HTTPClient: sender, Scheme: scheme, Mapper: kindMapper{
 		static: staticMapper(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})
-	core, coreErr := corev1client.NewForConfig(cfg)
-	if err := cmp.Or(pluginErr, schemeErr, discoveryErr, clientErr, coreErr); err != nil {
-		return nil, fmt.Errorf("cluster %q: %w", name, err)
+	core, coreErr := corev1client.NewForConfigAndClient(cfg, sender)
+	if err := cmp.Or(pluginErr, schemeErr, askerErr, discoveryErr, senderErr, clientErr, coreErr); err != nil {
+		return nil, nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
 	logs := func(ctx context.Context, pod string) (io.ReadCloser, error) {
 		return core.Pods(v1alpha1.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
@@ -209,10 +231,7 @@ func (s *Source) connect(name, contextName string, raw *clientcmdapi.Config, rul
 		Name: name, Client: kube.Paged(c), URL: cfg.Host, Server: serverAddress(cfg), Discovery: d, Logs: logs,
 		DefaultImage: version.AgentImage(version.String()), Version: version.String(), Kubectl: kubectl, Now: clock.now,
 	}
-	if own != nil {
-		s.plugins = lo.Assign(s.plugins, map[*kube.Cluster]*plugin{connected: own})
-	}
-	return connected, nil
+	return connected, own, nil
 }
 
 // serverAddress returns the API server's address, invalid if it is a name: nodes may resolve the name to another address than the user.

@@ -248,7 +248,20 @@ const (
 	minFailedProbes = 3
 )
 
-type responsiveKey struct{}
+type (
+	responsiveKey     struct{}
+	authenticatingKey struct{}
+)
+
+// WithAuthentication returns a context for commands whose requests may wait for the user's credentials. That time is not the API server's.
+func WithAuthentication(ctx context.Context, isAuthenticating func() bool) context.Context {
+	return context.WithValue(ctx, authenticatingKey{}, isAuthenticating)
+}
+
+func isAuthenticating(ctx context.Context) bool {
+	is, _ := ctx.Value(authenticatingKey{}).(func() bool)
+	return is != nil && is()
+}
 
 // WatchResponses returns a context that ends, with an Error, once the cluster is unresponsive, and a copy of the
 // cluster with it.
@@ -263,7 +276,7 @@ func (c *Cluster) WatchResponses(ctx context.Context) (watched *Cluster, watchin
 	}()
 	own := *c
 	own.Responsive = responding
-	own.Client = timed(c.Client, func() { end(c.unresponsive()) })
+	own.Client = timed(ctx, c.Client, func() { end(c.unresponsive()) })
 	return &own, watching, func() { end(context.Canceled) }
 }
 
@@ -284,7 +297,7 @@ func awaitUnresponsive(ctx context.Context, api client.Client) {
 		asking, cancel := context.WithTimeout(ctx, probeTimeout)
 		err := api.Get(asking, client.ObjectKey{Name: metav1.NamespaceSystem}, &corev1.Namespace{})
 		cancel()
-		if unanswered++; err == nil || errors.As(err, new(apierrors.APIStatus)) {
+		if unanswered++; err == nil || errors.As(err, new(apierrors.APIStatus)) || isAuthenticating(ctx) {
 			answered, unanswered = asked, 0
 		}
 	}
@@ -318,16 +331,19 @@ func detached(ctx context.Context, atMost time.Duration, until context.Context) 
 
 // timed returns a client that calls expire when a single request gets no response within [ResponseTimeout], even while
 // others get one. It counts time in steps, as this process may have been suspended.
-func timed(api client.WithWatch, expire func()) client.WithWatch {
+func timed(ctx context.Context, api client.WithWatch, expire func()) client.WithWatch {
 	return around{WithWatch: api, pass: func(_ written, send func() error) error {
 		answered := make(chan struct{})
 		defer close(answered)
 		go func() {
-			for range ResponseTimeout / lock.RenewInterval {
+			for steps := ResponseTimeout / lock.RenewInterval; steps > 0; {
 				select {
 				case <-time.After(lock.RenewInterval):
 				case <-answered:
 					return
+				}
+				if !isAuthenticating(ctx) {
+					steps--
 				}
 			}
 			expire()
