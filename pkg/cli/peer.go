@@ -128,7 +128,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, extend extendTimeout, 
 	}
 	if !out.HumanReadable() {
 		err = out.Print(g.streams.Out, "PeerResult", result, result.Peerings, peeringNames(result.Peerings))
-		return errors.Join(err, pairFailures(outcomes))
+		return cmp.Or(pairFailures(outcomes), err)
 	}
 	for _, outcome := range peered {
 		a, b := outcome.Result.Views[0].Cluster, outcome.Result.Views[1].Cluster
@@ -467,7 +467,7 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output.Format,
 		names := lo.Map(done, func(u peering.Upgraded, _ int) string { return u.Cluster + " daemonset.apps/liqonet-node" })
 		err = out.Print(g.streams.Out, "UpgradeResult", map[string]any{"clusters": done}, done, names)
 	}
-	return errors.Join(err, failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err }))
+	return cmp.Or(failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err }), err)
 }
 
 // printUpgrades prints the plans of upgrade --dry-run.

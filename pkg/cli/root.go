@@ -79,11 +79,28 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	if err != nil && !started { // cobra's error about the command line
 		err = commandLineError(cmd, err)
 	}
-	err = cmp.Or(err, out.Flush())
-	if err != nil && !errors.As(err, new(exitError)) && !errors.Is(err, syscall.EPIPE) {
+	lost := out.Flush()
+	if err == lost {
+		err = nil // it has done everything else
+	}
+	if changes := changesClusters(cmd); lost != nil && (changes || !errors.Is(lost, syscall.EPIPE)) { // otherwise the reader has ended, as in `| head`
+		done := lo.Ternary(err == nil && changes, "; the command itself has ended without an error", "")
+		output.To(streams.Err).Printf("Error: print the result: %s%s\n", lost, done)
+	}
+	if err != nil && !errors.As(err, new(exitError)) {
 		output.To(streams.Err).Printf("Error: %s\n", explain(err, "  "))
 	}
-	return ExitCode(ctx, err)
+	return ExitCode(ctx, cmp.Or(err, lost))
+}
+
+// changesClusters reports whether the command line is one that changes clusters.
+func changesClusters(cmd *cobra.Command) bool {
+	is := func(flag string) bool {
+		value, err := cmd.Flags().GetBool(flag)
+		return err == nil && value
+	}
+	changes := slices.Contains([]string{"peer", "unpeer", "upgrade", "rotate-keys", "expose-host"}, cmd.Name())
+	return changes && !is("dry-run") && !is("list") || is("fix")
 }
 
 // NewCommand returns the root command with all subcommands.

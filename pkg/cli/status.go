@@ -346,8 +346,11 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 			return err
 		}
 		before = state
-		if !failure.Pause(cmd.Context(), watchInterval) {
+		switch {
+		case !failure.Pause(cmd.Context(), watchInterval):
 			return nil
+		case !output.HasReader(g.streams.Out): // it would notice that only when something changes
+			return exitError(ExitUnexpected)
 		}
 	}
 }

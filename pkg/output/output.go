@@ -400,12 +400,13 @@ func Sanitize(s string) string {
 type Page struct {
 	*bufio.Writer
 	Width, Height int
+	terminal      io.Writer
 }
 
 // NewPage returns a buffer before w, for a text that is shown on terminal, if that is a terminal.
 func NewPage(w, terminal io.Writer) Page {
 	width, height := Size(terminal)
-	return Page{bufio.NewWriter(w), width, height}
+	return Page{bufio.NewWriter(w), width, height, terminal}
 }
 
 // Size returns the columns and rows of a terminal, or 0 and 0 if w is not a terminal.

@@ -124,13 +124,13 @@ func TestColors(t *testing.T) {
 		{"wide", 16, "STATE          NAME\n\x1b[31mDisconnected\x1b[0m   a\n\x1b[31mx�[0my\x1b[0m         b\n"},
 	} {
 		var out bytes.Buffer
-		w := Page{bufio.NewWriter(&out), tt.width, 0}
+		w := Page{bufio.NewWriter(&out), tt.width, 0, nil}
 		(&Format{format: tt.format}).Table(w, []string{"state", "name"}, rows)
 		_ = w.Flush()
 		kit.Check(t, fmt.Sprintf("%s of %d columns", tt.format, tt.width), out.String(), tt.want)
 	}
 	var out bytes.Buffer
-	w := Page{bufio.NewWriter(&out), 13, 0}
+	w := Page{bufio.NewWriter(&out), 13, 0, nil}
 	To(w).Printf("a: %s, b: %s\n", red("lost"), red("it"))
 	_ = w.Flush()
 	kit.Check(t, "text", out.String(), "a: \x1b[31mlost\x1b[0m, b:\n  \x1b[31mit\x1b[0m\n")
