@@ -60,7 +60,7 @@ func RollOut(ctx context.Context, c client.Client, started metav1.Time, late str
 			continue
 		}
 		n := ptr.Deref(d.Spec.Replicas, 1)
-		status := appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Replicas: n, UpdatedReplicas: n, AvailableReplicas: n}
+		status := appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Replicas: n, UpdatedReplicas: n, ReadyReplicas: n, AvailableReplicas: n}
 		if d.Status.ObservedGeneration != status.ObservedGeneration || d.Status.UpdatedReplicas != n {
 			d.Status = status
 			if err := ignored(c.Status().Update(ctx, d)); err != nil {
@@ -217,6 +217,9 @@ const MissingImage = "missing"
 
 // exists says whether there is a pod of our namespace whose agent runs.
 func exists(ctx context.Context, c client.Client, name string) (bool, error) {
+	if name == "" {
+		return false, nil
+	}
 	pod := &corev1.Pod{}
 	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, pod)
 	return err == nil && isRunning(*pod), client.IgnoreNotFound(err)
