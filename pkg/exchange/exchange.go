@@ -385,5 +385,13 @@ func (f Filter) Usable(in Announcement) (out Announcement, own []string) {
 func isUsable(a netip.Addr) bool {
 	// This excludes addresses with a zone, and loopback, link-local, multicast, broadcast, unspecified and reserved
 	// ones.
-	return a.Zone() == "" && a.IsGlobalUnicast() && (!a.Is4() || a.As4()[0] > 0 && a.As4()[0] < 240)
+	return a.Zone() == "" && a.IsGlobalUnicast() && (!a.Is4() || a.As4()[0] > 0 && a.As4()[0] < 240) && !embedsIPv4(a)
+}
+
+// embedsIPv4 reports whether packets to an IPv6 address may reach an IPv4 address in it, such as one of this cluster. These
+// are IPv4-mapped and compatible ones (RFC 4291), NAT64 (RFC 6052, RFC 8215), Teredo (RFC 4380) and 6to4 (RFC 3056).
+func embedsIPv4(a netip.Addr) bool {
+	return a.Is4In6() || slices.ContainsFunc([]string{"::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"}, func(p string) bool {
+		return netip.MustParsePrefix(p).Contains(a)
+	})
 }
