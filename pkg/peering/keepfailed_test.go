@@ -46,6 +46,28 @@ func TestKeepFailed(t *testing.T) {
 	}
 }
 
+// Other commands leave a failed peering that was kept as it is.
+func TestKeptUntilPeerOrUnpeer(t *testing.T) {
+	kit.NotShort(t)
+	for next, fails := range map[string]string{
+		"upgrade": "", "rotate-keys": "that has ever worked", "expose-host": "that has ever worked",
+	} {
+		t.Run(next, func(t *testing.T) {
+			t.Parallel()
+			a, b := TwoSites(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{KeepFailed: true}, Steps{"Waiting until packets pass": cancel})
+			kit.CheckError(t, "a peer that is interrupted", err, "the failed peering is kept without a data path")
+			err = Next[next](t.Context(), a.Cluster, b.Cluster, nil)
+			kit.ErrorIf(t, (err == nil) != (fails == "") || err != nil && !strings.Contains(err.Error(), fails), "got %v", err)
+			for _, w := range []*Site{a, b} {
+				entry, all := kubetest.ReadLedger(t, w.Cluster).Spec.Peers[0], List[v1alpha1.PeeringList](t, w).Items
+				kit.ErrorIf(t, entry.Phase != v1alpha1.PeerReserved || len(all) != 1 || !all[0].Incomplete(), "%s: phase %s, %d Peerings", w.Name, entry.Phase, len(all))
+			}
+		})
+	}
+}
+
 // A hint is not about objects that the rollback has removed.
 func TestNoHintAboutRemovedObjects(t *testing.T) {
 	kit.NotShort(t)
