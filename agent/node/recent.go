@@ -21,6 +21,9 @@ type hour struct {
 // add adds a number now, and returns the sum.
 func (h *hour) add(now time.Time, n uint64) uint64 {
 	minute := now.Unix() / 60
+	if h.last-minute >= int64(len(h.steps)) {
+		*h = hour{last: minute} // the clock was set back: nothing would be older than an hour until then
+	}
 	for h.last = max(h.last, minute-int64(len(h.steps))); h.last < minute; {
 		h.last++
 		h.steps[h.last%int64(len(h.steps))] = 0

@@ -24,6 +24,8 @@ func TestHour(t *testing.T) {
 		{61 * time.Minute, 1, 3},
 		{91 * time.Minute, 0, 1},
 		{72 * time.Hour, 4, 4},
+		{2 * time.Hour, 1, 1}, // the clock was set back
+		{3*time.Hour + time.Minute, 0, 0},
 	} {
 		kit.Check(t, step.at.String(), h.add(start.Add(step.at), step.n), step.want)
 	}
