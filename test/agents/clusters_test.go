@@ -34,8 +34,10 @@ const (
 
 // cluster is one of the two clusters.
 type cluster struct {
-	name   string
-	number byte
+	name string
+	// program is the path of the agents' program.
+	program string
+	number  byte
 	// id is the cluster's ID, madeFor the one in its objects, and peerName the name of its Peering.
 	id, madeFor, peerName string
 	underlay              *netns.NS
@@ -69,8 +71,8 @@ func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 	underlay := netns.New(t, "underlay")
 	underlay.Bridge(t, "br0")
 	out := [2]*cluster{
-		{name: "a", number: 1, id: "id-of-a", madeFor: "id-of-a", peerName: "b", underlay: underlay},
-		{name: "b", number: 2, id: "id-of-b", madeFor: "id-of-b", peerName: "a", underlay: underlay},
+		{name: "a", number: 1, id: "id-of-a", madeFor: "id-of-a", peerName: "b", underlay: underlay, program: program},
+		{name: "b", number: 2, id: "id-of-b", madeFor: "id-of-b", peerName: "a", underlay: underlay, program: program},
 	}
 	for _, c := range out {
 		c.addNodes(t, underlay)
@@ -93,7 +95,7 @@ func (c *cluster) start(t testing.TB) {
 	t.Helper()
 	for i := range c.nodes {
 		n := &c.nodes[i]
-		args := []string{"node"}
+		args := []string{c.program, "node"}
 		if c.name == "b" {
 			args = append(args, "--metrics-address="+n.addr.String()) // the others expose metrics on loopback only
 		}
@@ -112,14 +114,14 @@ func (c *cluster) startGateway(t testing.TB, plane int, n *machine, pod *netns.N
 	t.Helper()
 	env := []string{"POD_IPS=" + podIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + podIP.String()}
 	files := map[string][]byte{"1": wire.GatewayKey(c.key[:], v1alpha1.GatewayName(c.peer(), int32(plane)), 1), v1alpha1.PrivateKeyFile: c.keys[plane][:], v1alpha1.PresharedKeyFile: presharedKey[:]}
-	c.gateways[plane] = newProcess(t, pod, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", plane), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.PresharedKeyFile)
+	c.gateways[plane] = newProcess(t, pod, c.api, env, files, c.program, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", plane), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.PresharedKeyFile)
 	c.gateways[plane].start(t)
 }
 
-// copy creates a copy of a client's cluster, with its objects and keys, and starts its agents. id is the copy's own ID.
-func (c *cluster) copy(t testing.TB, o dataplane.Options, peer *cluster, id string) *cluster {
+// copy creates a copy of a client's cluster, with its objects and keys, and starts agents of a program. id is the copy's own ID.
+func (c *cluster) copy(t testing.TB, o dataplane.Options, peer *cluster, id, program string) *cluster {
 	t.Helper()
-	out := &cluster{name: "c", number: 3, id: id, madeFor: c.madeFor, peerName: c.peerName, underlay: c.underlay, key: c.key, keys: c.keys}
+	out := &cluster{name: "c", number: 3, id: id, madeFor: c.madeFor, peerName: c.peerName, underlay: c.underlay, program: program, key: c.key, keys: c.keys}
 	out.addNodes(t, out.underlay)
 	out.serve(t, o, peer, false)
 	out.start(t)

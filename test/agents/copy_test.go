@@ -30,12 +30,13 @@ const copyRuns = 20 * time.Second
 // A cluster that was restored from the backup of another one has its keys. Its agents do nothing, and the original loses no
 // packet.
 func TestRestoredCopy(t *testing.T) {
+	t.Parallel()
 	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
 	clusters := newClusters(t, o)
 	settled(t, clusters)
 	a, b := clusters[0], clusters[1]
 	flows := []*flow.Flow{send(t, a, b, 8), send(t, b, a, 8)}
-	restored := b.copy(t, o, a, "id-of-c")
+	restored := b.copy(t, o, a, "id-of-c", program)
 	kit.Within(t, settleTimeout, "the copy reports that it is one", func() string {
 		var p v1alpha1.Peering
 		if err := restored.api.Client.Get(t.Context(), types.NamespacedName{Name: restored.peer()}, &p); err != nil {
@@ -101,8 +102,14 @@ func programAhead(t *testing.T) (path string) {
 // A cluster that was started from a snapshot of another one's machines has the same ID and keys. The peer names both callers.
 // When the copy is gone, packets pass again. Even if the copy's clock is ahead, it does not keep the original out.
 func TestSnapshotIsNamed(t *testing.T) {
-	t.Run("same clock", func(t *testing.T) { trySnapshot(t, program) })
-	t.Run("clock ahead", func(t *testing.T) { trySnapshot(t, programAhead(t)) })
+	t.Parallel()
+	ahead := programAhead(t)
+	for name, program := range map[string]string{"same clock": program, "clock ahead": ahead} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			trySnapshot(t, program)
+		})
+	}
 }
 
 // trySnapshot starts a copy whose agents run a program.
@@ -113,10 +120,7 @@ func trySnapshot(t *testing.T, ofCopy string) {
 	settled(t, clusters)
 	a, b := clusters[0], clusters[1]
 	there, back := send(t, a, b, 8), send(t, b, a, 8)
-	ofAll := program
-	program = ofCopy
-	copied := b.copy(t, o, a, b.id)
-	program = ofAll
+	copied := b.copy(t, o, a, b.id, ofCopy)
 	kit.Within(t, snapshotNamed, "the peer names the copy", func() string {
 		var p v1alpha1.Peering
 		if err := a.api.Client.Get(t.Context(), types.NamespacedName{Name: a.peer()}, &p); err != nil {
@@ -143,6 +147,7 @@ func trySnapshot(t *testing.T, ofCopy string) {
 
 // A client that calls one endpoint after the other, and returns to the first each time that works again, is not taken for two.
 func TestClientIsNoCopy(t *testing.T) {
+	t.Parallel()
 	clusters := newClusters(t, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace})
 	settled(t, clusters)
 	server := clusters[0]

@@ -21,6 +21,7 @@ import (
 
 // A client's gateway starts another handshake in time, however the network or the server makes that difficult.
 func TestHandshakes(t *testing.T) {
+	t.Parallel()
 	kit.NotShort(t)
 	clusters := newClusters(t, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace})
 	settled(t, clusters)

@@ -74,6 +74,7 @@ func value(text, name string, labels ...string) float64 {
 
 // Agents expose metrics only to those who may read them.
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	clusters := newClusters(t, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace})
 	settled(t, clusters)
 	a, b := clusters[0], clusters[1]

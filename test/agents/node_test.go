@@ -55,6 +55,7 @@ func TestNodeRepairs(t *testing.T) {
 
 // Packets to peers do not leave a node unencrypted that gets no address in the overlay, such as with a quota for Leases.
 func TestNodeWithoutAddress(t *testing.T) {
+	t.Parallel()
 	p := onePeering()
 	n := newNode(t, "10.244.0.0/16", "10.80.0.0/19", []string{"10.244.1.0/24"}, p)
 	var refuse atomic.Bool
@@ -80,6 +81,7 @@ func TestNodeWithoutAddress(t *testing.T) {
 
 // The same holds if the node's table cannot be written, here because it belongs to another program.
 func TestNodeWithoutTable(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, "10.244.0.0/16", "10.80.0.0/19", []string{"10.244.1.0/24"}, onePeering())
 	ctx, cancel := context.WithCancel(t.Context())
 	nft := exec.CommandContext(ctx, "nft", "-i")
@@ -204,7 +206,7 @@ func startNode(t *testing.T) *node {
 // run runs the node's agent.
 func (n *node) run(t testing.TB, api http.Handler, env []string, files map[string][]byte, args ...string) {
 	t.Helper()
-	n.agent = newProcess(t, n.NS, api, env, files, args...)
+	n.agent = newProcess(t, n.NS, api, env, files, append([]string{program}, args...)...)
 	n.agent.start(t)
 }
 

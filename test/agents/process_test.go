@@ -83,7 +83,7 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// newProcess returns an agent in a namespace, which runs as in its pod once it is started. Its environment and the
+// newProcess returns an agent in a namespace, a program with its arguments, which runs as in its pod once it is started. Its environment and the
 // files of its service account refer to the API server. Files are placed next to the overlay's key, in the directory
 // that replaces DIR in the arguments.
 func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, files map[string][]byte, args ...string) *process {
@@ -109,7 +109,7 @@ func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, file
 	host, port, err := net.SplitHostPort(listener.Addr().String())
 	kit.NoError(t, err)
 	const account = "/run/secrets/kubernetes.io/serviceaccount"
-	command := strings.ReplaceAll(program+" "+strings.Join(args, " "), "DIR", dir)
+	command := strings.ReplaceAll(strings.Join(args, " "), "DIR", dir)
 	p := &process{
 		NS:     ns,
 		args:   args,
