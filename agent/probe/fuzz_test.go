@@ -36,7 +36,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte("liqonet_gateway_drops_total{hook=\"input\",reason=\"nested\"} 1e99\n"))
 	f.Fuzz(func(t *testing.T, packet []byte) {
 		missing := map[int]echo{1: {&probe.Ping{}, 56}}
-		receivePings(&packets{left: [][]byte{packet}}, 7, missing)
+		receivePings(&packets{left: [][]byte{packet}}, 7, missing, time.Second)
 		isAnswer := len(packet) >= 8 && packet[0] == 0 && packet[4] == 0 && packet[5] == 7 && packet[6] == 0 && packet[7] == 1
 		kit.ErrorIf(t, isAnswer == (len(missing) == 1), "% x: missing %v", packet, missing)
 		var a probe.Answer

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -68,6 +69,7 @@ func readKernel(ctx context.Context, task probe.KernelTask) *probe.Kernel {
 	wg.Go(func() { r.watchConnections(watching) })
 	wg.Go(func() { r.watchDrops(watching) })
 	wg.Go(func() { r.ping(ctx, k) })
+	wg.Go(func() { r.measureLosses(ctx) })
 	wg.Go(func() { r.findDuplicates(ctx, lo.PickByKeys(links, uplinks)) })
 	wg.Go(func() { r.checkAgentHealth(ctx) })
 	wg.Wait()
@@ -238,7 +240,7 @@ func (r *kernelReader) ping(ctx context.Context, k *overlay.Kernel) {
 		for sequence, e := range missing {
 			_, _ = conn.WriteTo(echoRequest(id, sequence, e.size), &net.IPAddr{IP: e.of.To.AsSlice()}) // too large a packet counts as lost
 		}
-		receivePings(conn, id, missing)
+		receivePings(conn, id, missing, packetPause)
 	}
 }
 
@@ -249,8 +251,8 @@ type echo struct {
 }
 
 // receivePings receives answers to the missing requests, and removes these by their sequence numbers.
-func receivePings(conn net.PacketConn, id int, missing map[int]echo) {
-	_ = conn.SetReadDeadline(time.Now().Add(packetPause))
+func receivePings(conn net.PacketConn, id int, missing map[int]echo, timeout time.Duration) {
+	_ = conn.SetReadDeadline(time.Now().Add(timeout))
 	buf := make([]byte, maxPacket)
 	for len(missing) > 0 {
 		n, _, err := conn.ReadFrom(buf)
@@ -268,6 +270,51 @@ func receivePings(conn net.PacketConn, id int, missing map[int]echo) {
 			delete(missing, reply.Seq)
 		}
 	}
+}
+
+// lossTimeout is the time after which an unanswered ping counts as lost.
+const lossTimeout = time.Second
+
+// measureLosses sends pings as long as the probe watches the kernel, equally distributed, and counts those that are lost.
+func (r *kernelReader) measureLosses(ctx context.Context) {
+	total := lo.SumBy(r.task.Losses, func(l probe.Loss) int { return l.Sent })
+	if total == 0 {
+		return
+	}
+	conn, err := (&net.ListenConfig{}).ListenPacket(ctx, "ip4:icmp", "0.0.0.0")
+	if err != nil {
+		r.addFailure("pings", err)
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	id, missing, sent := os.Getpid()&0xffff^0x8000, map[int]echo{}, make(chan struct{}) // ping has another ID
+	losses := slices.Clone(r.task.Losses)
+	for i, l := range losses {
+		for n := range l.Sent {
+			missing[n*len(losses)+i] = echo{of: &probe.Ping{To: l.To}, size: headers}
+		}
+	}
+	sequences := slices.Sorted(maps.Keys(missing))
+	go func() {
+		defer close(sent)
+		began := time.Now()
+		for i, sequence := range sequences {
+			if !failure.Pause(ctx, time.Until(began.Add(time.Duration(i)*r.task.Duration/time.Duration(total)))) {
+				return
+			}
+			to := losses[sequence%len(losses)].To
+			_, _ = conn.WriteTo(echoRequest(id, sequence, headers), &net.IPAddr{IP: to.AsSlice()}) // it is lost, then
+		}
+	}()
+	receivePings(conn, id, missing, r.task.Duration+lossTimeout)
+	if _ = conn.Close(); ctx.Err() != nil {
+		return
+	}
+	<-sent
+	for sequence := range missing {
+		losses[sequence%len(losses)].Lost++
+	}
+	r.out.Others.Losses = losses
 }
 
 // arp is an ARP packet about IPv4 over Ethernet (RFC 826).

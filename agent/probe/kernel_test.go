@@ -91,6 +91,15 @@ func TestReadKernel(t *testing.T) {
 	}
 	restore()
 
+	lossy := task
+	lossy.Losses = []probe.Loss{{To: router.Addr(), Sent: 200}, {To: netip.MustParseAddr("192.0.2.8"), Sent: 100}}
+	lan.Addr(t, "eth0", netip.MustParsePrefix("192.0.2.8/24"))
+	lan.Output(t, "nft", "add table ip lossy; add chain ip lossy in { type filter hook input priority 0; }; "+
+		"add rule ip lossy in ip daddr 192.0.2.9 icmp type echo-request meta length 28 numgen inc mod 10 == 0 drop")
+	k = kernelOf(t, node, lossy, func() {})
+	kit.Check(t, "losses", k.Others.Losses, []probe.Loss{{To: router.Addr(), Sent: 200, Lost: 20}, {To: netip.MustParseAddr("192.0.2.8"), Sent: 100}})
+	lan.Output(t, "nft", "delete table ip lossy")
+
 	lan.Addr(t, "eth0", netip.PrefixFrom(own.Addr(), 32)) // another machine has the node's address
 	node.Sysctl(t, "ipv4/conf/eth0/proxy_arp", "1")
 	for _, args := range []string{

@@ -86,5 +86,6 @@ func TestReportedAddressesAreNotPinged(t *testing.T) {
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{v1alpha1.LabelPeering: "p", v1alpha1.LabelPlane: "1"}}}
 	pod.Status.PodIPs = []corev1.PodIP{{IP: "10.244.0.9"}, {IP: "fd00::9"}}
 	x := &clusterReader{Cluster: &kube.Cluster{}, facts: &doctor.Cluster{Peerings: []v1alpha1.Peering{p}, Own: doctor.Objects{Pods: []corev1.Pod{pod}}}}
+	kit.Check(t, "losses", fmt.Sprint(x.kernelTask("n").Losses), "[{10.1.2.3 500 0}]")
 	kit.Check(t, "pings", fmt.Sprint(x.kernelTask("n").Ping), "[{10.1.2.3 [100 1400] []} {10.244.0.9 [100] []}]")
 }

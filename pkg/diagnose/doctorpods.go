@@ -58,6 +58,10 @@ const (
 	kernelTimeout = 25 * time.Second
 	// smallPing is a packet size in bytes that any path supports.
 	smallPing = 100
+	// maxLosses limits the number of gateways to which a pod measures the loss. The pods of all nodes send lossPings to
+	// each together. The number for one pod is limited, too.
+	maxLosses                             = 8
+	lossPings, minLossPings, maxLossPings = 4000, 100, 500
 )
 
 // planKernels plans a pod on each node, or on a sample of them, that reads its kernel. It omits nodes that are not ready or whose kubelet is
@@ -179,6 +183,9 @@ func (x *clusterReader) kernelTask(node string) *probe.KernelTask {
 				continue
 			}
 			ping(plane.RemoteAddress.Addr, smallPing, int(s.MTU))
+			if len(t.Losses) < maxLosses {
+				t.Losses = append(t.Losses, probe.Loss{To: plane.RemoteAddress.Addr, Sent: lo.Clamp(lossPings/max(len(x.choice.Nodes), 1), minLossPings, maxLossPings)})
+			}
 			for _, ip := range lo.FromPtr(x.facts.GatewayPod(p.Name, plane.Index)).Status.PodIPs {
 				if addr, err := netip.ParseAddr(ip.IP); err == nil && addr.Is4() {
 					ping(addr, smallPing)

@@ -362,6 +362,16 @@ func faults() []fault {
 		{"loss between gateways", "liqonet-loss-01", "6 % of packets to beta get lost", func(f *Facts, a, b *Cluster) {
 			setLoss(a, "gateway-beta-0", 6)
 		}},
+		{"steady loss between gateways", "liqonet-loss-01", "9 % of packets to beta get lost", func(f *Facts, a, b *Cluster) {
+			for node, lost := range map[string]int{"alpha-1": 45, "alpha-2": 41} {
+				a.Machines.Kernels[node].Others.Losses = []probe.Loss{{To: a.Peerings[0].Spec.Planes[0].RemoteAddress.Addr, Sent: 500, Lost: lost}}
+			}
+		}},
+		{"steady loss at a node", "liqonet-loss-01", "6 % of packets between node alpha-2 and beta get lost", func(f *Facts, a, b *Cluster) {
+			for node, lost := range map[string]int{"alpha-1": 25, "alpha-2": 26} {
+				a.Machines.Kernels[node].Others.Losses = []probe.Loss{{To: a.Peerings[0].Spec.Planes[0].RemoteAddress.Addr, Sent: 500, Lost: lost}}
+			}
+		}},
 		{"loss at a node", "liqonet-loss-01", "7 % of packets between node alpha-2 and beta get lost", func(f *Facts, a, b *Cluster) {
 			a.Reports["alpha-2"].Status.Gateways[0].LossPercent = 7
 		}},

@@ -400,26 +400,45 @@ func callers(g gateway) {
 // maxLoss is the percentage of lost probes from which users notice the loss.
 const maxLoss = 5
 
-// losses finds tunnels and overlay links that work, but lose packets.
+// losses finds tunnels and overlay links that work, but lose packets. A steady loss may miss the few probes that agents
+// remember, so pods have measured it, too.
 func losses(x *examination) {
 	for _, g := range x.gateways() {
-		loss := x.Heartbeats[g.lease()].LossPercent
 		if g.status == nil || !g.status.Connected || g.isSilent() {
 			continue
 		}
+		measured := x.lossesTo(g.RemoteAddress.Addr)
+		loss, evidence := x.Heartbeats[g.lease()].LossPercent, "probes between the gateways"
+		if len(measured) > 0 && lo.EveryBy(lo.Values(measured), func(l int) bool { return l > maxLoss }) {
+			loss, evidence = max(loss, lo.Min(lo.Values(measured))), "pings of all nodes"
+		}
 		if loss > maxLoss {
-			g.fail(fmt.Sprintf("%d %% of packets to %s get lost", loss, g.peer()), "probes between the gateways", x.liqonet("status", g.peer(), "--history"))
+			g.fail(fmt.Sprintf("%d %% of packets to %s get lost", loss, g.peer()), evidence, x.liqonet("status", g.peer(), "--history"))
 			continue // nodes send through it
 		}
 		for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 			r := x.Reports[node]
 			own := lo.FromPtr(r.Gateway(g.peering.Name, g.Index))
-			if own.Ready && own.LossPercent > maxLoss && !x.isSilent(r.LeaseName()) {
-				g.attribute(x.fail(node, fmt.Sprintf("%d %% of packets between node %s and %s get lost", own.LossPercent, node, g.peer()),
-					"probes of the node", x.liqonet("status", g.peer(), "-o wide")))
+			loss := max(int(own.LossPercent), measured[node])
+			if own.Ready && loss > maxLoss && !x.isSilent(r.LeaseName()) {
+				g.attribute(x.fail(node, fmt.Sprintf("%d %% of packets between node %s and %s get lost", loss, node, g.peer()),
+					"probes and pings of the node", x.liqonet("status", g.peer(), "-o wide")))
 			}
 		}
 	}
+}
+
+// lossesTo returns the loss of each node's pings to an address, in percent, rounded up. A node whose pings are all lost has
+// another problem.
+func (c *Cluster) lossesTo(to netip.Addr) map[string]int {
+	out := map[string]int{}
+	for node, kernel := range c.Machines.Kernels {
+		l, _ := lo.Find(kernel.Others.Losses, func(l probe.Loss) bool { return l.To == to })
+		if l.Lost < l.Sent {
+			out[node] = (l.Lost*100 + l.Sent - 1) / l.Sent
+		}
+	}
+	return out
 }
 
 func tunnels(g gateway) {

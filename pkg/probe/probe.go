@@ -190,6 +190,8 @@ type KernelTask struct {
 	// Ping are addresses to ping with packets of each size, which no router may fragment. Sizes are those of IP packets,
 	// in bytes.
 	Ping []Ping `json:"ping,omitempty"`
+	// Losses are addresses to ping repeatedly, with the number of pings.
+	Losses []Loss `json:"losses,omitempty"`
 	// Remote are the peers' ranges.
 	Remote []netip.Prefix `json:"remote,omitempty"`
 	// Health is where this node's agent answers the kubelet.
@@ -202,6 +204,13 @@ type Ping struct {
 	// Sizes are the sizes to send, and Answered those that were answered.
 	Sizes    []int `json:"sizes"`
 	Answered []int `json:"answered,omitempty"`
+}
+
+// Loss is how many pings to one address are sent, and how many of them are lost.
+type Loss struct {
+	To   netip.Addr `json:"to"`
+	Sent int        `json:"sent"`
+	Lost int        `json:"lost,omitempty"`
 }
 
 // Kernel is the state of a node's kernel.
@@ -256,6 +265,8 @@ type Interference struct {
 	PartialDrops []string `json:"partialDrops,omitempty"`
 	// WrongChecksums is how many packets arrived with a wrong checksum during the probe.
 	WrongChecksums uint64 `json:"wrongChecksums,omitempty"`
+	// Losses are the results of the task's pings.
+	Losses []Loss `json:"losses,omitempty"`
 }
 
 // Recent is what a node's agent has noticed in the last hour.
