@@ -84,6 +84,10 @@ func maladies() []malady {
 			begin: dropsBetween("in ip saddr %s udp length > 1300 drop", "out ip daddr %s udp length > 1300 drop"),
 		},
 		{
+			name: "loss of a tenth", check: "liqonet-loss-01", says: `\d+ % of packets (to|between)`,
+			begin: dropsBetween("in ip saddr %s meta l4proto udp numgen random mod 100 < 10 drop"),
+		},
+		{
 			name: "FORWARD drop by a table with an owner", check: "liqonet-firewall-01",
 			says: `a firewall on node \S+ drops packets of gateways and peers`, begin: ownedTable,
 		},
@@ -201,6 +205,12 @@ func maladies() []malady {
 				return during("nft add table ip e2e; nft 'add chain ip e2e f { type filter hook forward priority 0; }'; nft add rule ip e2e f ip daddr "+x.unused(t, ctx).String()+" drop",
 					"nft delete table ip e2e")(t, ctx, x)
 			},
+		},
+		{
+			name: "deleted identity", check: "liqonet-identity-01", says: `the identity key of the cluster is gone`,
+			begin: broken(func(t *testing.T, ctx context.Context, x *patients) func() {
+				return func() { mustLiqonet(t, context.WithoutCancel(ctx), "peer", x.a.Name, x.b.Name, "--replace") }
+			}, "-n liqonet-system delete secret liqonet-identity"),
 		},
 		{
 			name: "wrong checksums", check: "liqonet-checksum-01", says: `packets arrive on node \S+ with wrong checksums`, begin: breaksChecksums,

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/vm"
 )
@@ -61,8 +62,26 @@ func TestBackends(t *testing.T) {
 	if backends == "kernel" {
 		chosen = some(t, ctx, slices.Collect(maps.Values(tests))...)
 	}
+	runs(t, ctx, tests, "LIQONET_TEST_BACKENDS="+backends, "LIQONET_TEST_RUN="+chosen)
+}
+
+// TestAttacksOnGeneve tries all attacks with packets on a kernel that has Geneve.
+func TestAttacksOnGeneve(t *testing.T) {
+	if os.Getenv("LIQONET_TEST_BACKENDS") != "all" {
+		t.Skip("make test-long-vm runs it: it takes ten minutes")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+	defer cancel()
+	path := filepath.Join(t.TempDir(), "test")
+	kit.NoError(t, vm.Build(ctx, "github.com/liqonet/liqonet/test/attack", path))
+	runs(t, ctx, map[string]string{"attack": path}, "LIQONET_TEST_FULL=1", "LIQONET_TEST_RUN=^TestAttackPackets$/^"+string(overlay.Geneve)+"$")
+}
+
+// runs runs tests in a virtual machine, and fails for each that fails there.
+func runs(t *testing.T, ctx context.Context, tests map[string]string, env ...string) {
+	t.Helper()
 	var console bytes.Buffer
-	results, err := vm.Run(ctx, &console, tests, "LIQONET_TEST_BACKENDS="+backends, "LIQONET_TEST_RUN="+chosen)
+	results, err := vm.Run(ctx, &console, tests, env...)
 	for _, r := range results {
 		t.Run(r.Name, func(t *testing.T) {
 			if r.Skipped {

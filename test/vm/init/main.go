@@ -69,7 +69,7 @@ func run() error {
 	}
 	var failed []string
 	for _, t := range tests {
-		cmd := exec.Command(t, "-test.v", "-test.timeout=14m", "-test.run="+os.Getenv("LIQONET_TEST_RUN"))
+		cmd := exec.Command(t, "-test.v", "-test.timeout=19m", "-test.run="+os.Getenv("LIQONET_TEST_RUN"))
 		cmd.Dir, cmd.Stdout, cmd.Stderr = "/tmp", os.Stdout, os.Stdout
 		cmd.Env = append(strings.Fields(string(env)), "TMPDIR=/tmp", "PATH=/")
 		if err := cmd.Run(); err != nil {
