@@ -144,6 +144,36 @@ func TestPoliciesBeforePeering(t *testing.T) {
 		!strings.Contains(cause.Hint, "exempt the namespace liqonet-system"), "the cause is %+v", cause)
 }
 
+// A few packets are damaged on every network.
+func TestFewWrongChecksums(t *testing.T) {
+	f := healthy()
+	f.Clusters[0].Machines.Kernels["alpha-2"].Others.WrongChecksums = 2
+	r := Examine(f)
+	kit.ErrorIf(t, r.Cause != nil || r.Result != check.Passed, "%s, %v", r.Result, r.Cause)
+}
+
+// Cluster-wide policies are named only if a gateway or a node does not reach the peer.
+func TestPoliciesOfUnreachedPeers(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Cluster)
+		want   bool
+	}{
+		"all reach the peer":                     {func(*Cluster) {}, false},
+		"a gateway does not":                     {func(c *Cluster) { c.Peerings[0].Status.Planes[0].Connected = false }, true},
+		"a gateway is silent, and reported that": {func(c *Cluster) { dead(c, v1alpha1.GatewayName("beta", 0)) }, true},
+		"a node does not":                        {func(c *Cluster) { c.Reports["alpha-2"].Status.Gateways[0].Ready = false }, true},
+	} {
+		f := healthy()
+		f.Clusters[0].Own.ClusterPolicies = []unstructured.Unstructured{{Object: map[string]any{
+			"kind": "GlobalNetworkPolicy", "metadata": map[string]any{"name": "default-deny"}, "spec": map[string]any{"types": []any{"Ingress"}},
+		}}}
+		test.change(f.Clusters[0])
+		checks := Examine(f).Checks
+		i := slices.IndexFunc(checks, func(c check.Check) bool { return c.Name == "liqonet-policy-02" })
+		kit.Check(t, name, len(checks[i].Findings) > 0, test.want)
+	}
+}
+
 // down makes the tunnel lose all packets.
 func down(c *Cluster, message string) {
 	c.Peerings[0].Status.Planes[0].Connected, c.Peerings[0].Status.Planes[0].Message = false, message
