@@ -21,6 +21,10 @@ import (
 // it takes.
 const followTimeout = 20 * time.Second
 
+// widenTimeout is the same for a larger MTU: a gateway adopts what its nodes say after ten seconds, and what the peer's
+// gateway says after ten more.
+const widenTimeout = followTimeout + 20*time.Second
+
 // streamTimeout is within what a TCP connection goes on after packets were lost.
 const streamTimeout = time.Minute
 
@@ -54,7 +58,7 @@ func (w *mtuWatch) narrowNode(b *cluster) {
 	for _, g := range w.gateways {
 		try(w.t, forgetPaths(g))
 	}
-	w.expect("that node's link of 1400 bytes again", 1400-tunnel.OverheadIPv4)
+	w.expectWithin(widenTimeout, "that node's link of 1400 bytes again", 1400-tunnel.OverheadIPv4)
 }
 
 // mtuWatch has what TestMTU needs at each step.
@@ -98,8 +102,13 @@ func watchMTU(t testing.TB, ctx context.Context, a, b *cluster) *mtuWatch {
 // a pod and a node on either side, in turn.
 func (w *mtuWatch) expect(what string, mtu int) {
 	w.t.Helper()
+	w.expectWithin(followTimeout, what, mtu)
+}
+
+func (w *mtuWatch) expectWithin(timeout time.Duration, what string, mtu int) {
+	w.t.Helper()
 	start := time.Now()
-	eventually(w.t, w.ctx, followTimeout, what, func() string {
+	eventually(w.t, w.ctx, timeout, what, func() string {
 		w.nudge()
 		r := liqonet(w.t, w.ctx, "", "status", "-o", "json", w.pair[0].Name, w.pair[1].Name)
 		views := parseStatus(w.t, r.stdout)

@@ -154,8 +154,11 @@ func checkNewKey(t *testing.T, ctx context.Context, a, b *cluster) {
 		out := a.kubectl(t, ctx, "-n", "liqonet-system", "get", "secrets", "-o", "name")
 		return strings.Join(slices.DeleteFunc(strings.Fields(out), func(s string) bool { return !strings.Contains(s, "overlay") }), " ")
 	}
+	keysOf := func(generation int) string {
+		return fmt.Sprintf("secret/gateway-%s-0-overlay-%d secret/liqonet-overlay-%[2]d", b.Name, generation)
+	}
 	const warning = "nodes that have left know the overlay's key (1): kubectl liqonet peer "
-	if m := viewOf(t, status(t, ctx, 0, a, b), a, b).Message; !strings.Contains(m, warning) || keys() != "secret/liqonet-overlay-1" {
+	if m := viewOf(t, status(t, ctx, 0, a, b), a, b).Message; !strings.Contains(m, warning) || keys() != keysOf(1) {
 		t.Errorf("keys %s, and status says %q", keys(), m)
 	}
 	fs := startFlows(t, ctx, a, b, 0, 0)
@@ -166,7 +169,7 @@ func checkNewKey(t *testing.T, ctx context.Context, a, b *cluster) {
 	fs.interrupted(t, "another key of the overlay", moveLimit(t, begun, a))
 	at := a.gatewayNode(t)
 	expect(t, at == target, "the gateway is on %s, want %s", at, target)
-	if m := viewOf(t, status(t, ctx, 0, a, b), a, b).Message; m != "" || keys() != "secret/liqonet-overlay-2" {
+	if m := viewOf(t, status(t, ctx, 0, a, b), a, b).Message; m != "" || keys() != keysOf(2) {
 		t.Errorf("with another key there are %s, and status says %q", keys(), m)
 	}
 }

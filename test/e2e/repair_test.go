@@ -58,7 +58,7 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 	})
 	undisturbed.lossless(t, "while another node was repaired")
 	t.Run("gateway", func(t *testing.T) {
-		(&patient{gateway, a.agents(t, "gateway")[0], "remote"}).repaired(t, ctx, choose(slices.Concat(sabotage.Links, sabotage.Tables, []string{
+		(&patient{gateway, a.agents(t, "gateway")[0], "nodes"}).repaired(t, ctx, choose(slices.Concat(sabotage.Links, sabotage.Tables, []string{
 			"ip link del wg0",
 			"ip link set wg0 down",
 			"ip link set wg0 mtu 1300",
