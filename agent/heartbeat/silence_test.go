@@ -1,7 +1,10 @@
 package heartbeat_test
 
 import (
+	"context"
+	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/agent/heartbeat"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -20,7 +24,7 @@ import (
 )
 
 // newAPI returns an API server with a Peering of two planes that were connected, and the Leases of their gateways.
-func newAPI(t *testing.T) (client.Client, *v1alpha1.Peering, []*coordinationv1.Lease) {
+func newAPI(t *testing.T) (client.WithWatch, *v1alpha1.Peering, []*coordinationv1.Lease) {
 	t.Helper()
 	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
 	p.Spec.Planes = []v1alpha1.Plane{{Index: 0}, {Index: 1}}
@@ -118,11 +122,34 @@ func TestUnknownReachability(t *testing.T) {
 	})
 }
 
+// A Peering that has changed since an agent read it is not corrected: a gateway may have written it.
+func TestChangedPeeringIsNotCorrected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p, _ := newAPI(t)
+		kit.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(p), p))
+		watch := &heartbeat.Silence{Client: c, Log: slog.New(slog.DiscardHandler)}
+		watch.Update([]v1alpha1.Peering{*p.DeepCopy()}, map[string]uint8{"b": 0})
+		p.Status.Conditions[0].Message = "again"
+		kit.NoError(t, c.Status().Update(t.Context(), p))
+		go watch.Run(t.Context())
+		time.Sleep(time.Minute)
+		kit.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(p), p))
+		kit.Check(t, "Connected", p.Status.Conditions[0].Status, metav1.ConditionTrue)
+	})
+}
+
 // A gateway is alive while its Lease changes. An observer that does not reach the API server does not know.
 func TestObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p, leases := newAPI(t)
-		o := &heartbeat.Observer{Client: c, Peering: "b", Own: 0}
+		isDown := &atomic.Bool{}
+		get := func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if isDown.Load() {
+				return errors.New("connection refused")
+			}
+			return api.Get(ctx, key, obj, opts...)
+		}
+		o := &heartbeat.Observer{Client: interceptor.NewClient(c, interceptor.Funcs{Get: get}), Peering: "b", Own: 0}
 		o.SetPlanes(p.Spec.Planes)
 		go o.Run(t.Context())
 		for _, step := range []struct {
@@ -131,6 +158,7 @@ func TestObserver(t *testing.T) {
 			for_  time.Duration
 			want  bool
 		}{
+			{"a Lease of unknown age, at first", false, 7 * time.Second, false},
 			{"a Lease of unknown age", false, 20 * time.Second, false},
 			{"renewed", true, 10 * time.Second, true},
 			{"since a moment no more", false, 10 * time.Second, true},
@@ -147,5 +175,13 @@ func TestObserver(t *testing.T) {
 			kit.Check(t, step.name, o.IsAlive(1), step.want)
 		}
 		kit.ErrorIf(t, o.IsAlive(0), "it observes its own gateway")
+		isDown.Store(true)
+		time.Sleep(time.Minute)
+		kit.ErrorIf(t, !o.IsAlive(1), "a gateway counts as dead because the API server is down")
+		isDown.Store(false)
+		time.Sleep(time.Minute)
+		kit.NoError(t, c.Delete(t.Context(), leases[1]))
+		time.Sleep(7 * time.Second)
+		kit.ErrorIf(t, o.IsAlive(1), "a gateway counts as alive because its Lease was deleted")
 	})
 }
