@@ -403,7 +403,8 @@ func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, detectConfl
 	if o.Kind == "Secret" {
 		return actionOnSecret(ctx, s, o)
 	}
-	want, live, err := s.Read(ctx, &unstructured.Unstructured{Object: o.Manifest})
+	manifest, isWhole := plan.KnownPart(o.Manifest)
+	want, live, err := s.Read(ctx, &unstructured.Unstructured{Object: manifest})
 	if err != nil {
 		return "", err
 	}
@@ -413,7 +414,7 @@ func action(ctx context.Context, s *engine.Side, o *plan.ObjectPlan, detectConfl
 		if does = plan.Create; !runsPods {
 			return does, nil
 		}
-	case kube.Contains(live.Object, want.Object):
+	case isWhole && kube.Contains(live.Object, want.Object):
 		if does = plan.Keep; !runsPods {
 			return does, nil
 		}

@@ -163,6 +163,40 @@ func (v Value) jsonValue() any {
 	return lo.Ternary[any](v.IsKnown(), v.known, map[string]any{"duringRun": v.later})
 }
 
+// KnownPart returns a copy of a manifest without the values that become known during the run, which an API server would refuse. An element
+// of a list without its key is refused too: it is left out as a whole. isWhole means that everything is known.
+func KnownPart(manifest map[string]any) (part map[string]any, isWhole bool) {
+	left, isWhole := known(manifest)
+	return left.(map[string]any), isWhole
+}
+
+func known(of any) (part any, isWhole bool) {
+	isWhole = true
+	switch of := of.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(of))
+		for k, v := range of {
+			if inner, is := v.(map[string]any); is && len(inner) == 1 && inner["duringRun"] != nil {
+				isWhole = false
+				continue
+			}
+			left, all := known(v)
+			out[k], isWhole = left, isWhole && all
+		}
+		return out, isWhole
+	case []any:
+		out := make([]any, 0, len(of))
+		for _, v := range of {
+			wrapped, all := known(map[string]any{"": v})
+			if isWhole = isWhole && all; all {
+				out = append(out, wrapped.(map[string]any)[""])
+			}
+		}
+		return out, isWhole
+	}
+	return of, true
+}
+
 // MarshalJSON writes a text, or an object that describes the future value.
 func (v Value) MarshalJSON() ([]byte, error) { return json.Marshal(v.jsonValue()) }
 
