@@ -3,7 +3,6 @@ package fakeapi
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -268,29 +267,22 @@ func anotherUID(k key, want, have types.UID) error {
 	return apierrors.NewConflict(k.gvr.GroupResource(), k.name, fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", want, have))
 }
 
-// converters are tried in their order.
+// converters are asked in their order whether they know a kind. The first that does converts everything of that kind, also what it
+// refuses: what is applied and what is there are merged by one schema.
 type converters []managedfields.TypeConverter
 
 func (c converters) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
-	var errs []error
+	nothing := &unstructured.Unstructured{}
+	nothing.SetGroupVersionKind(obj.GetObjectKind().GroupVersionKind())
 	for _, one := range c {
-		v, err := one.ObjectToTyped(obj, opts...)
-		if err == nil {
-			return v, nil
+		if _, err := one.ObjectToTyped(nothing); err == nil {
+			return one.ObjectToTyped(obj, opts...)
 		}
-		errs = append(errs, err)
 	}
-	return nil, errors.Join(errs...)
+	return nil, fmt.Errorf("no converter knows %s", nothing.GroupVersionKind())
 }
 
+// TypedToObject needs no schema.
 func (c converters) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
-	var errs []error
-	for _, one := range c {
-		obj, err := one.TypedToObject(v)
-		if err == nil {
-			return obj, nil
-		}
-		errs = append(errs, err)
-	}
-	return nil, errors.Join(errs...)
+	return c[0].TypedToObject(v)
 }
