@@ -67,6 +67,28 @@ type Server struct {
 	// down says until when every request fails, requests counts them.
 	down     time.Time
 	requests int
+	// unplanned are responses with the status 500 that no test planned.
+	unplanned []string
+}
+
+// Close ends the API. It panics if it has answered a request with the status 500 without FailFor: commands retry that, so that a test
+// would only be slow.
+func (s *Server) Close() {
+	s.Server.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.unplanned) > 0 {
+		panic("the fake API has failed:\n" + strings.Join(s.unplanned, "\n"))
+	}
+}
+
+// fail answers with an error.
+func (s *Server) fail(w http.ResponseWriter, req *http.Request, err error) {
+	if code := writeError(w, err); code == http.StatusInternalServerError && req.Context().Err() == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.unplanned = append(s.unplanned, fmt.Sprintf("%s %s: %v", req.Method, req.URL, err))
+	}
 }
 
 // FailFor lets every request fail for a while, with the status 500, and ends all watches.
@@ -188,7 +210,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	// Whoever waits for what is played reads one of these.
 	if kind := r.kind.Kind; req.Method == http.MethodGet && (kind == "Peering" || kind == "NodeNetwork" || kind == "Service") {
 		if err := s.play(req.Context()); err != nil {
-			writeError(w, err)
+			s.fail(w, req, err)
 			return
 		}
 	}
@@ -207,7 +229,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	obj, err := s.serve(r, req)
 	if err != nil {
-		writeError(w, err)
+		s.fail(w, req, err)
 		return
 	}
 	write(w, http.StatusOK, obj)
@@ -419,7 +441,8 @@ func write(w http.ResponseWriter, code int, obj any) {
 	_ = json.NewEncoder(w).Encode(obj)
 }
 
-func writeError(w http.ResponseWriter, err error) {
+// writeError returns the status.
+func writeError(w http.ResponseWriter, err error) int {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) {
 		status = apierrors.NewInternalError(err)
@@ -427,4 +450,5 @@ func writeError(w http.ResponseWriter, err error) {
 	out := status.Status()
 	out.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	write(w, int(out.Code), &out)
+	return int(out.Code)
 }
