@@ -104,7 +104,7 @@ test: packages ## all that guards a change; the time of each test in the end
 	@echo "LIQONET_TEST_SEED=$(LIQONET_TEST_SEED) repeats the random choices"
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
-	{ $$run -j4 test-vm test-plays lab-programs test-others-first && $$run -j3 test-beliefs test-attack test-e2e; } || status=$$?; \
+	$$run -j6 test-vm test-in-order || status=$$?; \
 	go run ./scripts/gotest -stale; \
 	go run ./scripts/gotest -times bin/times; \
 	echo "LIQONET_TEST_SEED=$(LIQONET_TEST_SEED) repeats the random choices"; \
@@ -125,12 +125,18 @@ test-others:
 test-race: packages ## the same, of agents and tunnels, with the race detector
 	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
-# One after the other: what they compile takes both processors, and tests of kernel code measure times.
-.PHONY: test-others-first
-test-others-first:
+# What the first ones compile takes both processors. Plays use those that tests of kernels and clusters leave, which measure times.
+.PHONY: test-in-order
+test-in-order:
 	$(MAKE) --no-print-directory test-others
 	$(MAKE) --no-print-directory test-race
+	$(MAKE) --no-print-directory lab-programs
+	$(MAKE) --no-print-directory test-plays test-measured
+
+.PHONY: test-measured
+test-measured:
 	$(MAKE) --no-print-directory test-namespaces
+	$(MAKE) --no-print-directory test-beliefs test-attack test-e2e
 
 .PHONY: test-kernel
 test-kernel: test-vm test-namespaces ## tests of kernel code, in network namespaces and a virtual machine (root)
@@ -147,7 +153,7 @@ test-namespaces: packages
 # Memory is cheaper than processors, and plays mostly wait: four at a time. A result is kept until the package changes.
 .PHONY: test-plays
 test-plays: packages ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects, alerts
-	GOGC=800 $(GOTEST) -- -timeout 20m -parallel 4 ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
+	GOGC=800 nice $(GOTEST) -- -timeout 20m -parallel 4 ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
 
 .PHONY: test-beliefs
 test-beliefs: lab-programs ## what plays believe of an API server, compared with a real one (root)

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -208,6 +209,12 @@ var rows = []row{
 		r.say("delete again", "ok", client.IgnoreNotFound(r.Delete(r.Context(), ns)))
 		r.must(release(r, kept))
 		r.goes(kept, ns)
+		apiserver.Wait(r.T, "admission knows that the namespace is gone", func() error {
+			if err := r.Create(r.Context(), r.configMap("new")); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("a create ends with %v", err)
+			}
+			return nil
+		})
 		r.say("create where none is", "NotFound", r.Create(r.Context(), r.configMap("new")))
 		r.say("apply where none is", "NotFound", r.apply("m", r.configMap("new")))
 	}},
