@@ -129,6 +129,20 @@ func TestHealthy(t *testing.T) {
 	kit.ErrorIf(t, r.Cause != nil || r.Result != check.Passed, "%s, %v", r.Result, r.Cause)
 }
 
+// Losses of the past, which agents still report, are no fault once pings pass.
+func TestLossesOfThePast(t *testing.T) {
+	f := healthy()
+	a := f.Clusters[0]
+	setLoss(a, "gateway-beta-0", 100)
+	a.Reports["alpha-2"].Status.Gateways[0].LossPercent = 90
+	kit.ErrorIf(t, Examine(f).Cause == nil, "a loss is not found")
+	for _, node := range []string{"alpha-1", "alpha-2"} {
+		a.Machines.Kernels[node].Others.Losses = []probe.Loss{{To: a.Peerings[0].Spec.Planes[0].RemoteAddress.Addr, Sent: 500, Lost: 20}}
+	}
+	cause := Examine(f).Cause
+	kit.ErrorIf(t, cause != nil, "the cause is %+v", cause)
+}
+
 // Before clusters are peered, doctor names the policies of the server's cluster that may block UDP.
 func TestPoliciesBeforePeering(t *testing.T) {
 	f := healthy()

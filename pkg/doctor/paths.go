@@ -400,8 +400,8 @@ func callers(g gateway) {
 // maxLoss is the percentage of lost probes from which users notice the loss.
 const maxLoss = 5
 
-// losses finds tunnels and overlay links that work, but lose packets. A steady loss may miss the few probes that agents
-// remember, so pods have measured it, too.
+// losses finds tunnels and overlay links that work, but lose packets. What pods have measured counts. Without it, only the
+// last probes of agents are known: too few for a small loss, and those of minutes ago are among them.
 func losses(x *examination) {
 	for _, g := range x.gateways() {
 		if g.status == nil || !g.status.Connected || g.isSilent() {
@@ -409,8 +409,8 @@ func losses(x *examination) {
 		}
 		measured := x.lossesTo(g.RemoteAddress.Addr)
 		loss, evidence := x.Heartbeats[g.lease()].LossPercent, "probes between the gateways"
-		if len(measured) > 0 && lo.EveryBy(lo.Values(measured), func(l int) bool { return l > maxLoss }) {
-			loss, evidence = max(loss, lo.Min(lo.Values(measured))), "pings of all nodes"
+		if len(measured) > 0 {
+			loss, evidence = lo.Min(lo.Values(measured)), "pings of all nodes"
 		}
 		if loss > maxLoss {
 			g.fail(fmt.Sprintf("%d %% of packets to %s get lost", loss, g.peer()), evidence, x.liqonet("status", g.peer(), "--history"))
@@ -419,7 +419,7 @@ func losses(x *examination) {
 		for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 			r := x.Reports[node]
 			own := lo.FromPtr(r.Gateway(g.peering.Name, g.Index))
-			loss := max(int(own.LossPercent), measured[node])
+			loss := lo.ValueOr(measured, node, int(own.LossPercent))
 			if own.Ready && loss > maxLoss && !x.isSilent(r.LeaseName()) {
 				g.attribute(x.fail(node, fmt.Sprintf("%d %% of packets between node %s and %s get lost", loss, node, g.peer()),
 					"probes and pings of the node", x.liqonet("status", g.peer(), "-o wide")))
