@@ -125,7 +125,7 @@ test-others:
 test-race: packages ## the same, of agents and tunnels, with the race detector
 	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
-# What the first ones compile takes both processors. Plays use those that tests of kernels and clusters leave, which measure times.
+# The first ones compile, which takes all processors. Tests of kernels and clusters measure times, and plays use what they leave.
 .PHONY: test-in-order
 test-in-order:
 	$(MAKE) --no-print-directory test-others

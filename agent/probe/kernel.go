@@ -303,14 +303,14 @@ func (r *kernelReader) measureLosses(ctx context.Context) {
 				return
 			}
 			to := losses[sequence%len(losses)].To
-			_, _ = conn.WriteTo(echoRequest(id, sequence, headers), &net.IPAddr{IP: to.AsSlice()}) // it is lost, then
+			_, _ = conn.WriteTo(echoRequest(id, sequence, headers), &net.IPAddr{IP: to.AsSlice()}) // what cannot be sent counts as lost
 		}
 	}()
 	receivePings(conn, id, missing, r.task.Duration+lossTimeout)
-	if _ = conn.Close(); ctx.Err() != nil {
-		return
-	}
 	<-sent
+	if ctx.Err() != nil {
+		return // not all were sent
+	}
 	for sequence := range missing {
 		losses[sequence%len(losses)].Lost++
 	}
