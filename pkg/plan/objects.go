@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
@@ -174,10 +175,20 @@ func (l *list) addOther(action Action, apiVersion, kind, name, reason string) {
 
 // addCRDs lists the custom resource definitions.
 func (l *list) addCRDs() {
+	for _, o := range plannedCRDs() {
+		o.Manifest, o.object = runtime.DeepCopyJSON(o.Manifest), o.object.DeepCopyObject().(manifests.Object)
+		l.objects = append(l.objects, o)
+	}
+}
+
+// plannedCRDs converts them once: their schemas are larger than all other objects.
+var plannedCRDs = sync.OnceValue(func() []ObjectPlan {
+	l := &list{}
 	for _, crd := range manifests.CRDs() {
 		l.add(CRDs, "", "the API that stores the decisions", crd)
 	}
-}
+	return l.objects
+})
 
 // addNodeAgents lists the objects that run node agents, except their namespace and keys.
 func (l *list) addNodeAgents(a *NodeAgents, reason string) {

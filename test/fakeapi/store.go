@@ -106,22 +106,26 @@ func (s *store) Add(obj runtime.Object) error {
 
 // Create adds an object.
 func (s *store) Create(gvr schema.GroupVersionResource, obj runtime.Object, ns string, opts ...metav1.CreateOptions) error {
-	return s.write(gvr, obj, ns, "create", func(t testing.ObjectTracker) error { return t.Create(gvr, obj, ns, opts...) })
+	return s.write(gvr, obj, ns, "create", "", func(t testing.ObjectTracker) error { return t.Create(gvr, obj, ns, opts...) })
 }
 
 // Update replaces an object.
 func (s *store) Update(gvr schema.GroupVersionResource, obj runtime.Object, ns string, opts ...metav1.UpdateOptions) error {
-	return s.write(gvr, obj, ns, "update", func(t testing.ObjectTracker) error { return t.Update(gvr, obj, ns, opts...) })
+	return s.write(gvr, obj, ns, "update", "", func(t testing.ObjectTracker) error { return t.Update(gvr, obj, ns, opts...) })
 }
 
 // Patch replaces an object by what a patch has made of it.
 func (s *store) Patch(gvr schema.GroupVersionResource, obj runtime.Object, ns string, opts ...metav1.PatchOptions) error {
-	return s.write(gvr, obj, ns, "patch", func(t testing.ObjectTracker) error { return t.Patch(gvr, obj, ns, opts...) })
+	return s.write(gvr, obj, ns, "patch", "", func(t testing.ObjectTracker) error { return t.Patch(gvr, obj, ns, opts...) })
 }
 
 // Apply applies a configuration.
 func (s *store) Apply(gvr schema.GroupVersionResource, obj runtime.Object, ns string, opts ...metav1.PatchOptions) error {
-	return s.write(gvr, obj, ns, "patch", func(t testing.ObjectTracker) error { return t.Apply(gvr, obj, ns, opts...) })
+	manner, err := json.Marshal([]any{gvr, ns, opts})
+	if err != nil {
+		return err
+	}
+	return s.write(gvr, obj, ns, "patch", string(manner), func(t testing.ObjectTracker) error { return t.Apply(gvr, obj, ns, opts...) })
 }
 
 // Delete removes an object that has no finalizer.
@@ -151,8 +155,9 @@ func (s *store) managed(obj runtime.Object) (testing.ObjectTracker, error) {
 	return testing.NewFieldManagedObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder(), s.converter), nil
 }
 
-// write lets a tracker with nothing but that object do it, and keeps what has become of the object.
-func (s *store) write(gvr schema.GroupVersionResource, given runtime.Object, ns, verb string, do func(testing.ObjectTracker) error) error {
+// write lets a tracker with nothing but that object do it, and keeps what has become of the object. What comes of the same objects in
+// the same manner is remembered, unless the manner is empty.
+func (s *store) write(gvr schema.GroupVersionResource, given runtime.Object, ns, verb, manner string, do func(testing.ObjectTracker) error) error {
 	m, err := meta.Accessor(given)
 	if err != nil {
 		return err
@@ -160,10 +165,6 @@ func (s *store) write(gvr schema.GroupVersionResource, given runtime.Object, ns,
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := key{gvr, ns, m.GetName()}
-	scratch, err := s.managed(given)
-	if err != nil {
-		return err
-	}
 	before, err := s.ObjectTracker.Get(gvr, ns, k.name)
 	isNew := apierrors.IsNotFound(err)
 	if err != nil && !isNew {
@@ -181,14 +182,29 @@ func (s *store) write(gvr schema.GroupVersionResource, given runtime.Object, ns,
 			}
 			return invalid(k, field.Invalid(field.NewPath("metadata", "uid"), m.GetUID(), "field is immutable"))
 		}
-		if err := scratch.Add(before); err != nil {
-			return err
+	}
+	merge := func() (runtime.Object, error) {
+		scratch, err := s.managed(given)
+		if err == nil && !isNew {
+			err = scratch.Add(before)
 		}
+		if err == nil {
+			err = do(scratch)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return scratch.Get(gvr, ns, k.name)
 	}
-	if err := do(scratch); err != nil {
-		return err
+	var now runtime.Object
+	switch {
+	case manner == "":
+		now, err = merge()
+	case isNew:
+		now, err = remembered(manner, nil, given, merge)
+	default:
+		now, err = remembered(manner, before, given, merge)
 	}
-	now, err := scratch.Get(gvr, ns, k.name)
 	if err != nil {
 		return err
 	}
