@@ -125,13 +125,15 @@ test-others:
 test-race: packages ## the same, of agents and tunnels, with the race detector
 	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
-# The first ones compile, which takes all processors. Tests of kernels and clusters measure times, and plays use what they leave.
+# The first ones compile, which takes all processors. Tests of kernels and clusters measure times, and plays use what they leave;
+# but plays of the command line have a real clock, with its limits.
 .PHONY: test-in-order
 test-in-order:
 	$(MAKE) --no-print-directory test-others
 	$(MAKE) --no-print-directory test-race
 	$(MAKE) --no-print-directory lab-programs
-	$(MAKE) --no-print-directory test-plays test-measured
+	$(MAKE) --no-print-directory PLAYS=./pkg/cli test-plays
+	$(MAKE) --no-print-directory NICE=nice test-plays test-measured
 
 .PHONY: test-measured
 test-measured:
@@ -152,8 +154,9 @@ test-namespaces: packages
 
 # Memory is cheaper than processors, and plays mostly wait: four at a time. A result is kept until the package changes.
 .PHONY: test-plays
+test-plays: PLAYS ?= ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
 test-plays: packages ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects, alerts
-	GOGC=800 nice $(GOTEST) -- -timeout 20m -parallel 4 ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
+	GOGC=800 $(NICE) $(GOTEST) -- -timeout 20m -parallel 4 $(PLAYS)
 
 .PHONY: test-beliefs
 test-beliefs: lab-programs ## what plays believe of an API server, compared with a real one (root)

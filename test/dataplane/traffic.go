@@ -145,15 +145,15 @@ func UDPFrom(ns *netns.NS, from uint16, dst netip.Addr, port uint16, size int) (
 	return exchange(c, size)
 }
 
-// exchange sends a packet until there is a reply. If the packet or its reply must not be fragmented and is too large,
-// it is dropped, and causes an ICMP error.
+// exchange sends a packet until there is a reply, and waits twice as long each time: emulated processors are slow with many
+// fragments. If the packet or its reply must not be fragmented and is too large, it is dropped, and causes an ICMP error.
 func exchange(c net.Conn, size int) (netip.Addr, error) {
-	const attempts = 12
+	const attempts = 6
 	payload := pattern(size)
 	buf := make([]byte, 1<<16)
 	var n int
 	for i := 0; ; i++ {
-		_ = c.SetDeadline(time.Now().Add(patience / attempts))
+		_ = c.SetDeadline(time.Now().Add(patience << i / (1<<attempts - 1)))
 		_, err := c.Write(payload)
 		if err == nil {
 			n, err = c.Read(buf)

@@ -39,12 +39,10 @@ type place struct {
 	// whole is the part that runs a test with all of its cases, where some of them, other
 	// ones in each run, guard every change.
 	whole string
-	// byTurns says that some of these tests, of all lanes, guard every change, other ones in each run.
+	// byTurns says that one of these tests, of all lanes, guards every change, another one in each run.
 	byTurns bool
 }
 
-// turns is how many tests by turns guard every change.
-const turns = 2
 
 // in says if a test belongs to a part.
 func (p place) in(part string) bool { return p.part == part || p.whole != "" && p.whole == part }
@@ -158,7 +156,7 @@ func selectTests(ctx context.Context) (map[lane][]string, error) {
 	return out, nil
 }
 
-// takeTurns leaves out most of the tests that run by turns.
+// takeTurns leaves out all but one of the tests that run by turns.
 func takeTurns(r *rand.Rand, names []string) []string {
 	var waiting []string
 	for _, name := range names {
@@ -166,8 +164,8 @@ func takeTurns(r *rand.Rand, names []string) []string {
 			waiting = append(waiting, name)
 		}
 	}
-	for _, i := range r.Perm(len(waiting))[:min(turns, len(waiting))] {
-		waiting[i] = ""
+	if len(waiting) > 0 {
+		waiting[r.IntN(len(waiting))] = ""
 	}
 	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(waiting, name) })
 }

@@ -26,7 +26,7 @@ var seed = flag.Uint64("seed", 0, "seed for choosing the tests to run in the vir
 // always are the tests with the highest requirements on the kernel.
 var always = []string{"TestDataPlane", "TestKernel", "TestTunnel"}
 
-// some returns a pattern for the tests that always run and a sixth of all others.
+// some returns a pattern for the tests that always run and a tenth of all others.
 func some(t *testing.T, ctx context.Context, programs ...string) string {
 	t.Helper()
 	var others []string
@@ -39,7 +39,7 @@ func some(t *testing.T, ctx context.Context, programs ...string) string {
 	}
 	slices.Sort(others)
 	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(others), reflect.Swapper(others))
-	chosen := append(others[:len(others)/6], always...)
+	chosen := append(others[:len(others)/10], always...)
 	t.Logf("-seed %d: %d of %d tests: %v", *seed, len(chosen), len(others)+len(always), chosen)
 	return "^(" + strings.Join(chosen, "|") + ")$"
 }
