@@ -137,8 +137,8 @@ test-in-order:
 
 .PHONY: test-measured
 test-measured:
-	$(MAKE) --no-print-directory test-namespaces
-	$(MAKE) --no-print-directory test-beliefs test-attack test-e2e
+	$(MAKE) --no-print-directory test-namespaces test-beliefs test-attack
+	$(MAKE) --no-print-directory test-e2e
 
 .PHONY: test-kernel
 test-kernel: test-vm test-namespaces ## tests of kernel code, in network namespaces and a virtual machine (root)
@@ -150,7 +150,7 @@ test-vm: packages
 
 .PHONY: test-namespaces
 test-namespaces: packages
-	$(GOTEST) -- -count=1 -timeout 20m $(KERNEL)
+	$(GOTEST) -- -count=1 -timeout 20m -parallel 8 $(KERNEL)
 
 # Memory is cheaper than processors, and plays mostly wait: four at a time. A result is kept until the package changes.
 .PHONY: test-plays
