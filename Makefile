@@ -125,19 +125,17 @@ test-others:
 test-race: packages ## the same, of agents and tunnels, with the race detector
 	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
-# The first ones compile, which takes all processors. Tests of kernels and clusters measure times, and plays use what they leave;
-# but plays of the command line have a real clock, with its limits.
+# The first ones compile, which takes all processors. Tests of kernels and clusters measure times, and plays use what they leave.
 .PHONY: test-in-order
 test-in-order:
 	$(MAKE) --no-print-directory test-others
 	$(MAKE) --no-print-directory test-race
 	$(MAKE) --no-print-directory lab-programs
-	$(MAKE) --no-print-directory PLAYS=./pkg/cli test-plays
 	$(MAKE) --no-print-directory NICE=nice test-plays test-measured
 
 .PHONY: test-measured
 test-measured:
-	$(MAKE) --no-print-directory test-namespaces test-beliefs test-attack
+	$(MAKE) --no-print-directory test-namespaces test-cli test-beliefs test-attack
 	$(MAKE) --no-print-directory test-e2e
 
 .PHONY: test-kernel
@@ -153,10 +151,14 @@ test-namespaces: packages
 	$(GOTEST) -- -count=1 -timeout 20m -parallel 8 $(KERNEL)
 
 # Memory is cheaper than processors, and plays mostly wait: four at a time. A result is kept until the package changes.
+PLAY := $(GOTEST) -- -timeout 20m -parallel 4
 .PHONY: test-plays
-test-plays: PLAYS ?= ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
-test-plays: packages ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects, alerts
-	GOGC=800 $(NICE) $(GOTEST) -- -timeout 20m -parallel 4 $(PLAYS)
+test-plays: packages ## plays of whole commands, hostile objects, alerts, and other tests of packages that do not ask the kernel
+	GOGC=800 $(NICE) $(PLAY) ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list ./pkg/cli $(KERNEL))")
+
+.PHONY: test-cli
+test-cli: packages ## plays of the command line: these have a real clock, and limits of time that yielding to others exceeds
+	GOGC=800 $(PLAY) ./pkg/cli
 
 .PHONY: test-beliefs
 test-beliefs: lab-programs ## what plays believe of an API server, compared with a real one (root)
