@@ -377,7 +377,7 @@ func TestConditionsAreTrue(t *testing.T) {
 	random := kit.Random(t)
 	worlds := 100
 	if testing.Short() {
-		worlds = 25
+		worlds = 10
 	}
 	for i := range worlds {
 		planes := 1 + random.IntN(3)

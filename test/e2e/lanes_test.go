@@ -246,7 +246,7 @@ var places = map[string]place{
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestVerifyFaults":         {lane: laneEqual, whole: checksPart, byTurns: true},
 
-	"TestChaos":                        {lane: laneOther},
+	"TestChaos":                        {lane: laneOther, byTurns: true},
 	"TestKilledAfterEachWriteOfUnpeer": {lane: laneOther, whole: writesPart, byTurns: true},
 	"TestMTU":                          {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestNodesComeAndGo":               {lane: laneOther, whole: damagesPart, byTurns: true},
@@ -286,7 +286,7 @@ var places = map[string]place{
 	"TestVerifyKilled":        {lane: laneEqual, part: checksPart},
 	"TestVerifyRestricted":    {lane: laneEqual, part: checksPart},
 	"TestVerifyTopologies":    {lane: laneAll, part: checksPart},
-	"TestMaladies":            {lane: laneOther, whole: faultsPart},
+	"TestMaladies":            {lane: laneOther, whole: faultsPart, byTurns: true},
 	"TestDoctorBeforePeering": {lane: laneEqual, part: faultsPart},
 	"TestHealthyNetworks":     {lane: laneAll, part: healthyPart},
 
