@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -217,23 +218,25 @@ func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
 // One of two planes is down, for example because its gateway cannot be scheduled. Packets use the other one, including those to a host.
 func TestExposeHostWhileOnePlaneIsDown(t *testing.T) {
 	kit.Play(t)
-	a, b := pairOf(t, 2)
-	d := &appsv1.Deployment{}
-	name := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", 1)}
-	kit.NoError(t, a.Raw.Get(t.Context(), name, d))
-	a.Mu.Lock()
-	a.Lossy = "dead:1"
-	a.Mu.Unlock()
-	d.Spec.Template.Spec.Containers[0].Image = "dead:1"
-	kit.NoError(t, a.Raw.Update(t.Context(), d))
-	views, err := status.Views(t.Context(), a.Cluster)
-	kit.FatalIf(t, err != nil || !slices.ContainsFunc(views[0].Planes, func(p status.PlaneView) bool { return !p.Connected }),
-		"%+v, %v", views, err)
-	addr, err := ExposeHost(kit.Timeout(t, 20*time.Second), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.1.50"), kube.Quiet{})
-	kit.ErrorIf(t, err != nil || !addr.IsValid(), "%v, %v", addr, err)
-	p := &v1alpha1.Peering{}
-	err = a.Raw.Get(t.Context(), client.ObjectKey{Name: "b"}, p)
-	kit.ErrorIf(t, err != nil || len(p.Spec.Local.Hosts) != 1 || p.PlaneStatus(0).ObservedGeneration != p.Generation, "%+v, %v", p, err)
+	synctest.Test(t, func(t *testing.T) {
+		a, b := pairOf(t, 2)
+		d := &appsv1.Deployment{}
+		name := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", 1)}
+		kit.NoError(t, a.Raw.Get(t.Context(), name, d))
+		a.Mu.Lock()
+		a.Lossy = "dead:1"
+		a.Mu.Unlock()
+		d.Spec.Template.Spec.Containers[0].Image = "dead:1"
+		kit.NoError(t, a.Raw.Update(t.Context(), d))
+		views, err := status.Views(t.Context(), a.Cluster)
+		kit.FatalIf(t, err != nil || !slices.ContainsFunc(views[0].Planes, func(p status.PlaneView) bool { return !p.Connected }),
+			"%+v, %v", views, err)
+		addr, err := ExposeHost(kit.Timeout(t, 20*time.Second), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.1.50"), kube.Quiet{})
+		kit.ErrorIf(t, err != nil || !addr.IsValid(), "%v, %v", addr, err)
+		p := &v1alpha1.Peering{}
+		err = a.Raw.Get(t.Context(), client.ObjectKey{Name: "b"}, p)
+		kit.ErrorIf(t, err != nil || len(p.Spec.Local.Hosts) != 1 || p.PlaneStatus(0).ObservedGeneration != p.Generation, "%+v, %v", p, err)
+	})
 }
 
 // damages are faults that a command cannot fix.

@@ -89,11 +89,13 @@ func (s Steps) Step(ctx context.Context, name string, do func(context.Context) e
 // A command does not wait for node agents that another command has removed.
 func TestAgentsAreRemovedWhilePeerWaits(t *testing.T) {
 	t.Parallel()
-	a, _ := TwoSites(t)
-	ctx := kit.Timeout(t, 10*time.Second)
-	s := engine.Side{Cluster: a.Cluster}
-	err := s.AwaitReports(ctx, false)
-	kit.ErrorIf(t, !errors.Is(err, kube.ErrUnpeered), "got %v", err)
+	synctest.Test(t, func(t *testing.T) {
+		a, _ := TwoSites(t)
+		ctx := kit.Timeout(t, 10*time.Second)
+		s := engine.Side{Cluster: a.Cluster}
+		err := s.AwaitReports(ctx, false)
+		kit.ErrorIf(t, !errors.Is(err, kube.ErrUnpeered), "got %v", err)
+	})
 }
 
 // Pods of other peerings and pods on unready nodes do not fail peer.

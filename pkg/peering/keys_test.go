@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -378,16 +379,18 @@ func TestPlacementOfOneCluster(t *testing.T) {
 // ledger must record before any agent gets it, and there is no namespace yet for its journal.
 func TestNamespaceIsGone(t *testing.T) {
 	kit.Play(t)
-	a, b := withGuest(t)
-	a.leave(t, "guest")
-	for _, kind := range []client.Object{
-		&appsv1.DaemonSet{}, &appsv1.Deployment{}, &corev1.Pod{}, &corev1.Secret{}, &corev1.ConfigMap{}, &corev1.ServiceAccount{},
-	} {
-		kit.NoError(t, a.Raw.DeleteAllOf(t.Context(), kind, client.InNamespace(v1alpha1.Namespace)))
-	}
-	kit.NoError(t, a.Raw.Delete(t.Context(), manifests.Namespace()))
-	kit.Must(Peer(kit.Timeout(t, 30*time.Second), a.Cluster, b.Cluster, engine.Options{Replace: true}, kube.Quiet{}))(t)
-	a.overlayKey(t, "liqonet-overlay-2")
+	synctest.Test(t, func(t *testing.T) {
+		a, b := withGuest(t)
+		a.leave(t, "guest")
+		for _, kind := range []client.Object{
+			&appsv1.DaemonSet{}, &appsv1.Deployment{}, &corev1.Pod{}, &corev1.Secret{}, &corev1.ConfigMap{}, &corev1.ServiceAccount{},
+		} {
+			kit.NoError(t, a.Raw.DeleteAllOf(t.Context(), kind, client.InNamespace(v1alpha1.Namespace)))
+		}
+		kit.NoError(t, a.Raw.Delete(t.Context(), manifests.Namespace()))
+		kit.Must(Peer(kit.Timeout(t, 30*time.Second), a.Cluster, b.Cluster, engine.Options{Replace: true}, kube.Quiet{}))(t)
+		a.overlayKey(t, "liqonet-overlay-2")
+	})
 }
 
 // agentKeys returns the generations of the node agents' overlay keys.
