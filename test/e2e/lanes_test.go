@@ -43,7 +43,6 @@ type place struct {
 	byTurns bool
 }
 
-
 // in says if a test belongs to a part.
 func (p place) in(part string) bool { return p.part == part || p.whole != "" && p.whole == part }
 
