@@ -15,11 +15,9 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -27,29 +25,24 @@ import (
 	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/node"
 	agentprobe "github.com/liqonet/liqonet/agent/probe"
+	"github.com/liqonet/liqonet/agent/timerslack"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// timerSlack is how late the kernel may wake a thread of this process, see timer_slack_ns in proc(5). The default of
-// 0.05 ms is too little for Go's runtime. While an agent does a little work some hundred times a second, the
-// runtime's monitor thread wakes up to find nothing. With more slack, an idle agent uses a third less processor time.
-const timerSlack = 2 * time.Millisecond
-
 // terminationLog is the file from which Kubernetes reads why a container ended.
 const terminationLog = "/dev/termination-log"
 
 func main() {
-	slackErr := setTimerSlack()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	level := &logs.Level{}
 	log := logs.New(os.Stderr, level)
 	slog.SetDefault(log) // libraries log to it, such as net/http's server
 	klog.SetLogger(logr.FromSlogHandler(log.Handler()))
 	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
-	if slackErr != nil {
-		log.Warn("this process is woken more often than necessary", "error", slackErr)
+	if timerslack.Err != nil {
+		log.Warn("this process is woken more often than necessary", "error", timerslack.Err)
 	}
 	err := newRoot(log, level).ExecuteContext(ctx)
 	cancel()
@@ -72,25 +65,6 @@ func newRoot(log *slog.Logger, level *logs.Level) *cobra.Command {
 	root.PersistentFlags().Var(level, "log-level", "minimum level of logged lines: "+strings.Join(v1alpha1.LogLevels(), ", "))
 	root.AddCommand(newGateway(log, level), newNode(log, level), newPurge(), newProbe())
 	return root
-}
-
-// setTimerSlack sets the timer slack of this process. A thread inherits it from the thread that creates it, and Go
-// creates threads before main begins. So the program replaces itself, once.
-func setTimerSlack() error {
-	const replaced = "LIQONET_REPLACED"
-	if os.Getenv(replaced) != "" {
-		return nil
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	program, err := os.Executable()
-	if err == nil {
-		err = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0, 0, 0)
-	}
-	if err == nil {
-		err = unix.Exec(program, os.Args, append(os.Environ(), replaced+"=1"))
-	}
-	return fmt.Errorf("set the timer slack: %w", err)
 }
 
 // limitProcs limits this process to half of the processors that it may use, unless the environment sets a

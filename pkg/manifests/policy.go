@@ -72,7 +72,7 @@ func nodePolicy(labels map[string]string) []Object {
 			rule("coordination.k8s.io", "leases", opCreate, opUpdate, opDelete),
 			rule("", "configmaps", opCreate, opUpdate, opDelete),
 		},
-		[]admissionv1.Variable{{Name: "objects", Expression: "[object, oldObject].filter(o, o != null)"}},
+		append(by.metadataVariables(), admissionv1.Variable{Name: "objects", Expression: "[object, oldObject].filter(o, o != null)"}),
 		append([]admissionv1.Validation{{
 			Expression: fmt.Sprintf("variables.node != '' && variables.objects.all(o, "+
 				"request.resource.resource == 'leases' ? o.metadata.name.startsWith('%s') && isIP(o.metadata.name.substring(%d).replace('-', ':')) && o.?spec.?holderIdentity.orValue('') == variables.node : "+
@@ -135,7 +135,7 @@ const (
 func gatewayPolicy(labels map[string]string) []Object {
 	const name = "liqonet-gateway"
 	by := gateway()
-	events := policy(name, labels, by, []admissionv1.NamedRuleWithOperations{rule("", "events", opCreate, opUpdate)}, nil,
+	events := policy(name, labels, by, []admissionv1.NamedRuleWithOperations{rule("", "events", opCreate, opUpdate)}, by.metadataVariables(),
 		append([]admissionv1.Validation{{
 			Expression: fmt.Sprintf("object.involvedObject.kind == 'Peering' && object.involvedObject.apiVersion == '%s' && object.involvedObject.name == variables.peering && "+
 				"!has(object.involvedObject.fieldPath) && !has(object.involvedObject.namespace) && "+
@@ -148,7 +148,7 @@ func gatewayPolicy(labels map[string]string) []Object {
 			Message: "an Event has fields that gateways do not write",
 		}}, by.metadata("object.metadata.?ownerReferences.orValue([]).size() == 0")...))
 	objects := policy(name+"-objects", labels, by,
-		[]admissionv1.NamedRuleWithOperations{rule("coordination.k8s.io", "leases", opUpdate), rule("", "configmaps", opUpdate)}, nil, by.ownObjects())
+		[]admissionv1.NamedRuleWithOperations{rule("coordination.k8s.io", "leases", opUpdate), rule("", "configmaps", opUpdate)}, by.metadataVariables(), by.ownObjects())
 	peerings := policy(name+"-peerings", labels, by,
 		[]admissionv1.NamedRuleWithOperations{rule(v1alpha1.GroupVersion.Group, "peerings/status", opUpdate)},
 		append([]admissionv1.Variable{
@@ -247,7 +247,7 @@ func policy(name string, labels map[string]string, by writer, rules []admissionv
 	return []Object{
 		object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicy{Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			MatchConstraints: matchResources(rules...), MatchConditions: []admissionv1.MatchCondition{by.condition},
-			Variables:     slices.Concat(by.variables, by.metadataVariables(), variables),
+			Variables:     slices.Concat(by.variables, variables),
 			FailurePolicy: new(admissionv1.Fail), Validations: validations,
 		}}, "", name, labels),
 		object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicyBinding{

@@ -128,14 +128,14 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
+	have, err := read(want.family)
+	if err != nil {
+		return false, err
+	}
 	// Not a lasting connection: replies about refused messages may stay in it.
 	c, err := nftables.New(nftables.WithSockOptions(forTransactions))
 	if err != nil {
 		return false, fmt.Errorf("open nftables: %w", err)
-	}
-	have, err := read(c, want.family)
-	if err != nil {
-		return false, err
 	}
 	if want.family == nftables.TableFamilyNetdev {
 		if have.sameRules(want) {
@@ -175,8 +175,13 @@ type content struct {
 	counters map[string]nftables.CounterObj
 }
 
-func read(c *nftables.Conn, family nftables.TableFamily) (have content, err error) {
+func read(family nftables.TableFamily) (have content, err error) {
 	have = content{labels: map[string][]string{}, sets: map[string]set{}}
+	c, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return have, fmt.Errorf("open nftables: %w", err)
+	}
+	defer func() { err = errors.Join(err, c.CloseLasting()) }()
 	tables, err := c.ListTablesOfFamily(family)
 	if err != nil {
 		return have, fmt.Errorf("list nftables tables: %w", err)
@@ -189,18 +194,13 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 	if err != nil {
 		return have, err
 	}
-	for _, ch := range chains {
-		if ch.Table.Name != TableName {
-			continue
-		}
-		present, err := c.GetRules(have.table, ch)
-		if err != nil {
-			return have, fmt.Errorf("list rules of nftables chain %q: %w", ch.Name, err)
-		}
-		have.chains = append(have.chains, ch)
-		have.labels[describeChain(ch)] = lo.Map(present, func(r *nftables.Rule, _ int) string {
-			return nft.DecodeComment(r.UserData)
-		})
+	have.chains = lo.Filter(chains, func(ch *nftables.Chain, _ int) bool { return ch.Table.Name == TableName })
+	comments, err := comments(family)
+	if err != nil {
+		return have, err
+	}
+	for _, ch := range have.chains {
+		have.labels[describeChain(ch)] = comments[ch.Name]
 	}
 	sets, err := c.GetSets(have.table)
 	if err != nil {
@@ -219,6 +219,26 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 	}
 	have.counters, err = counters(c, have.table)
 	return have, err
+}
+
+// comments returns the comments of our table's rules, by chain. The library lists rules by chain only, and decodes them.
+func comments(family nftables.TableFamily) (map[string][]string, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	request := message(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_GETRULE, netlink.Dump, byte(family), text(unix.NFTA_RULE_TABLE, TableName))
+	replies, err := conn.Execute(request)
+	if err = errors.Join(err, conn.Close()); err != nil {
+		return nil, fmt.Errorf("list rules of nftables table %q: %w", TableName, err)
+	}
+	out := map[string][]string{}
+	for _, m := range replies {
+		rule := link.Attributes(m.Data[nft.HeaderLength:])
+		chain := unix.ByteSliceToString(rule[unix.NFTA_RULE_CHAIN])
+		out[chain] = append(out[chain], nft.DecodeComment(rule[unix.NFTA_RULE_USERDATA]))
+	}
+	return out, nil
 }
 
 // sameRules reports whether everything except the elements of sets is as wanted.

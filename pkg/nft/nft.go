@@ -99,7 +99,7 @@ func ListChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftabl
 // retryInterrupted repeats a list of nftables objects if another process changed nftables at the same time. The kernel
 // continues a long list by position, so a change makes it leave out objects that did not change. It marks such a list
 // (NLM_F_DUMP_INTR), but the library ignores the mark. The last attempt counts in any case. Lists of the rules of one
-// chain do not need this: their positions are those in the chain.
+// chain or table do not need this: their positions are those in the chain or table.
 func retryInterrupted(list func() error) error {
 	for range listAttempts {
 		before, err := generation()
