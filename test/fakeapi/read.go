@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
 // form is an object as one type shows it.
@@ -31,7 +32,7 @@ type reading struct {
 
 // get does what the fake client does, which it asks once for each write.
 func (s *store) get(ctx context.Context, c client.Client, at client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-	kind, err := c.GroupVersionKindFor(obj)
+	kind, err := apiutil.GVKForObject(obj, s.scheme)
 	if err != nil {
 		return err
 	}
@@ -57,7 +58,7 @@ func (s *store) get(ctx context.Context, c client.Client, at client.ObjectKey, o
 
 // list does what the fake client does, which it asks for what nobody has read yet.
 func (s *store) list(ctx context.Context, c client.Client, list client.ObjectList, opts ...client.ListOption) (err error) {
-	kind, err := c.GroupVersionKindFor(list)
+	kind, err := apiutil.GVKForObject(list, s.scheme)
 	if err != nil {
 		return err
 	}

@@ -134,7 +134,7 @@ func New(objs ...client.Object) (*Server, error) {
 		resource, _ := meta.UnsafeGuessKindToResource(gvk)
 		s.kinds[resource] = gvk
 	}
-	if s.Client, err = newClient(scheme, objs...); err != nil {
+	if s.Client, err = NewClient(objs...); err != nil {
 		return nil, err
 	}
 	s.player = NewPlayer(s.Client)

@@ -145,6 +145,9 @@ func (s *store) managed(obj runtime.Object) (testing.ObjectTracker, error) {
 	scheme := s.kinds[kind]
 	if scheme == nil {
 		empty, err := s.scheme.New(kind)
+		if runtime.IsNotRegisteredError(err) {
+			empty, err = &unstructured.Unstructured{}, nil
+		}
 		if err != nil {
 			return nil, err
 		}

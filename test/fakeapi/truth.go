@@ -24,6 +24,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
@@ -69,15 +70,15 @@ func (a *API) Each(do func(metav1.Object)) {
 
 // NewClient returns the API of a cluster that has the objects.
 func NewClient(objs ...client.Object) (*API, error) {
-	scheme, err := Scheme()
+	own, err := OwnTypes()
 	if err != nil {
 		return nil, err
 	}
-	return newClient(scheme, objs...)
-}
-
-func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
-	own, err := OwnTypes()
+	scheme, err := knownKinds()
+	if err != nil {
+		return nil, err
+	}
+	extended, err := Scheme() // the fake client adds kinds that it does not know to its own, under its own lock
 	if err != nil {
 		return nil, err
 	}
@@ -86,14 +87,14 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 		objects: map[key]metav1.Object{}, readings: map[form]reading{}, changed: map[schema.GroupVersionResource]int64{}, ended: map[string]bool{}, kinds: map[schema.GroupVersionKind]*runtime.Scheme{},
 		converter: converters{own, kubernetesTypes(), managedfields.NewDeducedTypeConverter()},
 	}
-	base := fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(s).WithObjects(objs...).
+	base := fake.NewClientBuilder().WithScheme(extended).WithObjectTracker(s).WithObjects(objs...).
 		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().
 		WithIndex(&corev1.Event{}, "involvedObject.kind", func(o client.Object) []string { return []string{o.(*corev1.Event).InvolvedObject.Kind} }).Build()
 	var writing sync.Mutex // what was checked holds until what it was checked for is done
 	written := func(ctx context.Context, c client.Client, obj client.Object, uid types.UID, write func() error) error {
 		writing.Lock()
 		defer writing.Unlock()
-		if err := s.checkUID(c, obj, uid); err != nil {
+		if err := s.checkUID(obj, uid); err != nil {
 			return err
 		}
 		if err := write(); err != nil {
@@ -166,7 +167,7 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 			defer writing.Unlock()
 			o := (&client.DeleteOptions{}).ApplyOptions(opts)
 			if p := o.Preconditions; p != nil && p.UID != nil {
-				if err := s.checkUID(c, obj, *p.UID); err != nil {
+				if err := s.checkUID(obj, *p.UID); err != nil {
 					return err
 				}
 			}
@@ -174,6 +175,9 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 		},
 	})}, nil
 }
+
+// knownKinds is the scheme of all stores, which nothing changes.
+var knownKinds = sync.OnceValues(Scheme)
 
 // kubernetesTypes knows how Kubernetes' own kinds are merged. It is made of a schema of all of them.
 var kubernetesTypes = sync.OnceValue(func() managedfields.TypeConverter { return applyconfigurations.NewTypeConverter(clientgoscheme.Scheme) })
@@ -207,7 +211,7 @@ func keyOf(u *unstructured.Unstructured) key {
 
 // update replaces an object, or makes it where an API server would.
 func (s *store) update(ctx context.Context, c client.Client, obj client.Object, opts ...client.UpdateOption) error {
-	kind, err := c.GroupVersionKindFor(obj)
+	kind, err := apiutil.GVKForObject(obj, s.scheme)
 	if err != nil {
 		return err
 	}
@@ -238,7 +242,7 @@ func dryApply(ctx context.Context, c client.Client, obj runtime.ApplyConfigurati
 	if ns := live.GetNamespace(); ns != "" {
 		there = append(there, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
 	}
-	copied, err := newClient(c.Scheme(), there...)
+	copied, err := NewClient(there...)
 	if err != nil {
 		return err
 	}
@@ -248,8 +252,8 @@ func dryApply(ctx context.Context, c client.Client, obj runtime.ApplyConfigurati
 }
 
 // checkUID refuses a write to another object than the one that is meant; an empty UID means any.
-func (s *store) checkUID(c client.Client, obj client.Object, uid types.UID) error {
-	kind, err := c.GroupVersionKindFor(obj)
+func (s *store) checkUID(obj client.Object, uid types.UID) error {
+	kind, err := apiutil.GVKForObject(obj, s.scheme)
 	if err != nil || uid == "" {
 		return err
 	}
