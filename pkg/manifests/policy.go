@@ -65,30 +65,15 @@ var gatewayManager = strings.TrimSuffix(v1alpha1.GatewayManager(0), "0")
 // that the gateways are silent.
 func nodePolicy(labels map[string]string) []Object {
 	by := node()
-	policies := policy(v1alpha1.NodeAgentName, labels, by,
-		[]admissionv1.NamedRuleWithOperations{
-			rule(v1alpha1.GroupVersion.Group, "nodenetworks", opCreate, opUpdate, opDelete),
-			rule(v1alpha1.GroupVersion.Group, "nodenetworks/status", opUpdate),
-			rule("coordination.k8s.io", "leases", opCreate, opUpdate, opDelete),
-			rule("", "configmaps", opCreate, opUpdate, opDelete),
-		},
-		append(by.metadataVariables(), admissionv1.Variable{Name: "objects", Expression: "[object, oldObject].filter(o, o != null)"}),
-		append([]admissionv1.Validation{{
-			Expression: fmt.Sprintf("variables.node != '' && variables.objects.all(o, "+
-				"request.resource.resource == 'leases' ? o.metadata.name.startsWith('%s') && isIP(o.metadata.name.substring(%d).replace('-', ':')) && o.?spec.?holderIdentity.orValue('') == variables.node : "+
-				"request.resource.resource == 'configmaps' ? o.metadata.name == '%s' + variables.node : "+
-				"o.metadata.name == variables.node)", v1alpha1.NodeLeasePrefix, len(v1alpha1.NodeLeasePrefix), v1alpha1.NodeHistoryName("")),
-			MessageExpression: "'the node agent of \"' + variables.node + '\" may only write the objects of its own node'",
-		}}, by.ownObjects()...))
-	changed := "variables.after.filter(c, !(c in variables.before))"
-	return append(policies, policy(peeringsPolicy, labels, by,
-		[]admissionv1.NamedRuleWithOperations{rule(v1alpha1.GroupVersion.Group, "peerings/status", opUpdate)},
-		append([]admissionv1.Variable{
-			{Name: "before", Expression: "oldObject.?status.conditions.orValue([])"},
-			{Name: "after", Expression: "object.?status.conditions.orValue([])"},
-			{Name: "changed", Expression: changed},
-		}, fieldOwners...),
-		[]admissionv1.Validation{{
+	own := append([]admissionv1.Validation{{
+		Expression: fmt.Sprintf("variables.node != '' && variables.objects.all(o, "+
+			"request.resource.resource == 'leases' ? o.metadata.name.startsWith('%s') && isIP(o.metadata.name.substring(%d).replace('-', ':')) && o.?spec.?holderIdentity.orValue('') == variables.node : "+
+			"request.resource.resource == 'configmaps' ? o.metadata.name == '%s' + variables.node : "+
+			"o.metadata.name == variables.node)", v1alpha1.NodeLeasePrefix, len(v1alpha1.NodeLeasePrefix), v1alpha1.NodeHistoryName("")),
+		MessageExpression: "'the node agent of \"' + variables.node + '\" may only write the objects of its own node'",
+	}}, by.ownObjects()...)
+	peerings := []admissionv1.Validation{
+		{
 			Expression: fmt.Sprintf("variables.node != '' && "+
 				"object.?status.planes == oldObject.?status.planes && object.?status.observedGeneration == oldObject.?status.observedGeneration && "+
 				"variables.after.size() == variables.before.size() && variables.changed.all(c, c.reason == '%[1]s' && (c.type == '%[5]s' ? "+
@@ -99,24 +84,34 @@ func nodePolicy(labels map[string]string) []Object {
 				v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent, v1alpha1.ConditionConnected, v1alpha1.ConditionReady,
 				v1alpha1.ConditionRedundant, v1alpha1.MessageNotRedundant),
 			Message: "a node agent may only report that a Peering's gateways are silent",
-		}, {
+		},
+		{
 			Expression: fmt.Sprintf("variables.changed.size() == 0 ? object.metadata.?managedFields == oldObject.metadata.?managedFields : "+ownersKept,
 				fmt.Sprintf("a.id == '%s Update ' + object.apiVersion + ' status' && a.rest == [{}, {}, {}]", v1alpha1.NodeAgentName)),
 			Message: "a node agent may not change who owns fields of a Peering",
-		}})...)
+		},
+	}
+	return policy(v1alpha1.NodeAgentName, labels, by,
+		[]admissionv1.NamedRuleWithOperations{
+			rule(v1alpha1.GroupVersion.Group, "nodenetworks", opCreate, opUpdate, opDelete),
+			rule(v1alpha1.GroupVersion.Group, "nodenetworks/status", opUpdate),
+			rule(v1alpha1.GroupVersion.Group, "peerings/status", opUpdate),
+			rule("coordination.k8s.io", "leases", opCreate, opUpdate, opDelete),
+			rule("", "configmaps", opCreate, opUpdate, opDelete),
+		},
+		[]admissionv1.Variable{
+			{Name: "objects", Expression: "[object, oldObject].filter(o, o != null)"},
+			{Name: "before", Expression: "oldObject.?status.conditions.orValue([])"},
+			{Name: "after", Expression: "object.?status.conditions.orValue([])"},
+			{Name: "changed", Expression: "variables.after.filter(c, !(c in variables.before))"},
+		},
+		slices.Concat(guard("!= 'peerings'", own), guard("== 'peerings'", peerings)))
 }
-
-// peeringsPolicy is the name of the policy for node agents' writes to Peerings.
-const peeringsPolicy = v1alpha1.NodeAgentName + "-peerings"
 
 const opCreate, opUpdate, opDelete = admissionv1.Create, admissionv1.Update, admissionv1.Delete
 
-// fieldOwners are variables for ownersKept: an entry for each field manager, before and after the write.
-var fieldOwners = []admissionv1.Variable{
-	{Name: "owners", Expression: fmt.Sprintf(fieldOwnersOf, "object")}, {Name: "ownersBefore", Expression: fmt.Sprintf(fieldOwnersOf, "oldObject")},
-}
-
 const (
+	// fieldOwnersOf is a variable for ownersKept: an entry for each field manager, before or after the write.
 	fieldOwnersOf = "%s.metadata.?managedFields.orValue([]).map(f, {'id': dyn([f.manager, f.operation, f.apiVersion, f.?subresource.orValue('')].join(' ')), " +
 		"'rest': dyn([f.?fieldsV1[?'f:metadata'].orValue({}), f.?fieldsV1[?'f:spec'].orValue({}), f.?fieldsV1[?'f:status'][?'f:planes'].orValue({})]), " +
 		"'conditions': dyn(f.?fieldsV1[?'f:status'][?'f:conditions'].orValue({}))})"
@@ -135,34 +130,51 @@ const (
 func gatewayPolicy(labels map[string]string) []Object {
 	const name = "liqonet-gateway"
 	by := gateway()
-	events := policy(name, labels, by, []admissionv1.NamedRuleWithOperations{rule("", "events", opCreate, opUpdate)}, by.metadataVariables(),
-		append([]admissionv1.Validation{{
+	events := []admissionv1.Validation{
+		{
 			Expression: fmt.Sprintf("object.involvedObject.kind == 'Peering' && object.involvedObject.apiVersion == '%s' && object.involvedObject.name == variables.peering && "+
 				"!has(object.involvedObject.fieldPath) && !has(object.involvedObject.namespace) && "+
 				"object.source.component == '%s' && object.reportingComponent == '%s' && object.metadata.name.startsWith(variables.peering + '.')", v1alpha1.GroupVersion, name, name),
 			Message: "a gateway may send Events about its own Peering only",
-		}, {
+		},
+		{
 			Expression: fmt.Sprintf("object.type in ['Normal', 'Warning'] && object.reason.matches('^[A-Za-z]{1,64}$') && object.?message.orValue('').size() <= %d && object.?count.orValue(1) == 1 && "+
 				"[object.?source.host, object.?reportingInstance].all(s, s.orValue('').size() <= 253) && !has(object.series) && !has(object.related) && !has(object.action) && "+
 				"[object.?firstTimestamp, object.?lastTimestamp, object.?eventTime].all(t, t.orValue(null) == null || timestamp(t.value()) < timestamp('9999-01-01T00:00:00Z'))", v1alpha1.MaxMessageLength),
 			Message: "an Event has fields that gateways do not write",
-		}}, by.metadata("object.metadata.?ownerReferences.orValue([]).size() == 0")...))
-	objects := policy(name+"-objects", labels, by,
-		[]admissionv1.NamedRuleWithOperations{rule("coordination.k8s.io", "leases", opUpdate), rule("", "configmaps", opUpdate)}, by.metadataVariables(), by.ownObjects())
-	peerings := policy(name+"-peerings", labels, by,
-		[]admissionv1.NamedRuleWithOperations{rule(v1alpha1.GroupVersion.Group, "peerings/status", opUpdate)},
-		append([]admissionv1.Variable{
-			{Name: "before", Expression: "oldObject.?status.planes.orValue([]).filter(p, string(p.index) != variables.plane)"},
-			{Name: "after", Expression: "object.?status.planes.orValue([]).filter(p, string(p.index) != variables.plane)"},
-		}, fieldOwners...),
-		[]admissionv1.Validation{{
+		},
+	}
+	peerings := []admissionv1.Validation{
+		{
 			Expression: "variables.before.all(p, p in variables.after) && variables.after.all(p, p in variables.before)",
 			Message:    "a gateway may report about its own plane only",
-		}, {
+		},
+		{
 			Expression: fmt.Sprintf(ownersKept, "a.id in ['Apply', 'Update'].map(o, '"+gatewayManager+"' + variables.plane + ' ' + o + ' ' + object.apiVersion + ' status')"),
 			Message:    "a gateway may not change who owns fields of a Peering",
-		}})
-	return slices.Concat(events, objects, peerings)
+		},
+	}
+	return policy(name, labels, by,
+		[]admissionv1.NamedRuleWithOperations{
+			rule(v1alpha1.GroupVersion.Group, "peerings/status", opUpdate),
+			rule("coordination.k8s.io", "leases", opUpdate),
+			rule("", "configmaps", opUpdate),
+			rule("", "events", opCreate, opUpdate),
+		},
+		[]admissionv1.Variable{
+			{Name: "before", Expression: "oldObject.?status.planes.orValue([]).filter(p, string(p.index) != variables.plane)"},
+			{Name: "after", Expression: "object.?status.planes.orValue([]).filter(p, string(p.index) != variables.plane)"},
+		},
+		slices.Concat(guard("!= 'peerings'", by.ownObjects()), guard("== 'events'", events), guard("== 'peerings'", peerings)))
+}
+
+// guard lets validations concern only requests for one resource, or for all but one. An API server compiles one policy
+// with a condition in each validation in less time than a policy for each resource.
+func guard(resource string, validations []admissionv1.Validation) []admissionv1.Validation {
+	for i := range validations {
+		validations[i].Expression = fmt.Sprintf("!(request.resource.resource %s) || (%s)", resource, validations[i].Expression)
+	}
+	return validations
 }
 
 // Policies returns the admission policies of the agents, with their bindings.
@@ -171,23 +183,9 @@ func Policies() []Object {
 	return slices.Concat(gatewayPolicy(labels), nodePolicy(labels))
 }
 
-// ownObjects limits what agents may write into their NodeNetwork, Leases and history.
+// ownObjects limits what agents may write into the objects that they own. Others may have added to the metadata, and
+// that stays.
 func (w writer) ownObjects() []admissionv1.Validation {
-	owner := fmt.Sprintf("(variables.owned.size() > 0 || variables.ownedBefore.size() == 0 && oldObject != null) && variables.owned.size() <= variables.ownedBefore.size() + 1 && "+
-		"variables.owned.all(o, o in variables.ownedBefore || %s)", w.owner)
-	return append(w.metadata(owner), admissionv1.Validation{
-		Expression: "object == null || request.resource.resource != 'leases' || [object.spec.?renewTime, object.spec.?acquireTime].all(t, " +
-			"t.orValue(null) == null || timestamp(t.value()) < timestamp('9999-01-01T00:00:00Z')) && object.spec.?holderIdentity.orValue('').size() <= 253",
-		Message: "the Lease has values that agents do not write",
-	}, admissionv1.Validation{
-		Expression: fmt.Sprintf("object == null || request.resource.resource != 'configmaps' || !has(object.binaryData) && !object.?immutable.orValue(false) && "+
-			"object.?data.orValue({}).all(k, k.matches('^([0-9]{3}|%s)$') && object.data[k].size() <= %d || oldObject != null && oldObject.?data[?k] == optional.of(object.data[k]))", history.ClockKey, history.MaxValue),
-		Message: "the history has values that agents do not write",
-	})
-}
-
-// metadata limits the metadata of objects that agents write. Others may have added to it, and that stays.
-func (w writer) metadata(owner string) []admissionv1.Validation {
 	kept := func(of, key, value, known string) string {
 		return fmt.Sprintf("object == null || object.metadata.?%[1]s.orValue({}).all(%[2]s, variables.was.?%[1]s[?%[2]s] == optional.of(%[3]s) || %[4]s)", of, key, value, known)
 	}
@@ -204,17 +202,32 @@ func (w writer) metadata(owner string) []admissionv1.Validation {
 			Message:    "an agent may not change labels",
 		},
 		{Expression: kept("annotations", "k", "object.metadata.annotations[k]", annotations), Message: "an agent may not write this annotation"},
-		{Expression: "object == null || " + owner, Message: "an agent may not change owners"},
+		{
+			Expression: fmt.Sprintf("object == null || (request.resource.resource == 'events' ? variables.owned.size() == 0 : "+
+				"(variables.owned.size() > 0 || variables.ownedBefore.size() == 0 && oldObject != null) && variables.owned.size() <= variables.ownedBefore.size() + 1 && "+
+				"variables.owned.all(o, o in variables.ownedBefore || %s))", w.owner),
+			Message: "an agent may not change owners",
+		},
 		{
 			Expression: fmt.Sprintf("object == null || variables.managers.size() <= variables.managersBefore.size() + 1 && "+
 				"variables.managers.all(f, %s && f.apiVersion == object.apiVersion && ([f.manager].all(m, %s) || variables.managersBefore.exists(b, b.manager == f.manager && b.operation == f.operation)))", validTime, w.manager),
 			Message: "an agent may not write the entries of other field managers",
 		},
+		{
+			Expression: "object == null || request.resource.resource != 'leases' || [object.spec.?renewTime, object.spec.?acquireTime].all(t, " +
+				"t.orValue(null) == null || timestamp(t.value()) < timestamp('9999-01-01T00:00:00Z')) && object.spec.?holderIdentity.orValue('').size() <= 253",
+			Message: "the Lease has values that agents do not write",
+		},
+		{
+			Expression: fmt.Sprintf("object == null || request.resource.resource != 'configmaps' || !has(object.binaryData) && !object.?immutable.orValue(false) && "+
+				"object.?data.orValue({}).all(k, k.matches('^([0-9]{3}|%s)$') && object.data[k].size() <= %d || oldObject != null && oldObject.?data[?k] == optional.of(object.data[k]))", history.ClockKey, history.MaxValue),
+			Message: "the history has values that agents do not write",
+		},
 	}
 }
 
-// metadataVariables are those of writer.metadata.
-func (w writer) metadataVariables() []admissionv1.Variable {
+// commonVariables are those of ownObjects and ownersKept.
+func (w writer) commonVariables() []admissionv1.Variable {
 	return []admissionv1.Variable{
 		{Name: "was", Expression: "oldObject == null ? {} : oldObject.metadata"},
 		{Name: "labels", Expression: w.labels},
@@ -222,6 +235,8 @@ func (w writer) metadataVariables() []admissionv1.Variable {
 		{Name: "ownedBefore", Expression: "variables.was.?ownerReferences.orValue([])"},
 		{Name: "managers", Expression: "object.metadata.?managedFields.orValue([])"},
 		{Name: "managersBefore", Expression: "variables.was.?managedFields.orValue([])"},
+		{Name: "owners", Expression: fmt.Sprintf(fieldOwnersOf, "object")},
+		{Name: "ownersBefore", Expression: fmt.Sprintf(fieldOwnersOf, "oldObject")},
 	}
 }
 
@@ -247,7 +262,7 @@ func policy(name string, labels map[string]string, by writer, rules []admissionv
 	return []Object{
 		object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicy{Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			MatchConstraints: matchResources(rules...), MatchConditions: []admissionv1.MatchCondition{by.condition},
-			Variables:     slices.Concat(by.variables, variables),
+			Variables:     slices.Concat(by.variables, by.commonVariables(), variables),
 			FailurePolicy: new(admissionv1.Fail), Validations: validations,
 		}}, "", name, labels),
 		object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicyBinding{

@@ -117,11 +117,8 @@ func newCluster(t *testing.T) *cluster {
 		return err
 	})
 	c.policy().restore(t)
-	c.peeringsPolicy().restore(t)
 	apiserver.Wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
-	c.eventPolicy().restore(t)
-	c.gatewayObjects().restore(t)
-	c.gatewayReports().restore(t)
+	c.gatewayPolicy().restore(t)
 	apiserver.Wait(t, "a node agent writes its history", func() error {
 		return c.node.Patch(t.Context(), configMap(v1alpha1.NodeHistoryName("node-1")), merged("%s", `{"data":{"001":"x"}}`))
 	})
@@ -202,17 +199,10 @@ func got(t *testing.T, err error) bool {
 	return err == nil
 }
 
-// policy lets node agents write what is their own.
+// policy lets node agents write what is their own, and say of a Peering that its gateways are silent.
 func (c *cluster) policy() *defence {
 	return c.policyNamed(v1alpha1.NodeAgentName, "node agents", func(t *testing.T) bool {
 		return got(t, patchStatus(t, c.node, network(secondNode), `{"underlayMTU":1500}`))
-	})
-}
-
-// peeringsPolicy lets node agents say of a Peering that its gateways are silent.
-func (c *cluster) peeringsPolicy() *defence {
-	return c.policyNamed(v1alpha1.NodeAgentName+"-peerings", "what node agents say of Peerings", func(t *testing.T) bool {
-		return got(t, patchStatus(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`))
 	})
 }
 
@@ -236,24 +226,10 @@ func (c *cluster) policyNamed(name, whose string, attempt func(t *testing.T) boo
 	}
 }
 
-// eventPolicy lets gateways send Events about their own Peering.
-func (c *cluster) eventPolicy() *defence {
+// gatewayPolicy lets gateways write into their own objects what belongs there, and send Events about their own Peering.
+func (c *cluster) gatewayPolicy() *defence {
 	return c.policyNamed("liqonet-gateway", "gateways", func(t *testing.T) bool {
 		return got(t, c.gateway.Create(t.Context(), event(secondPeering, "Peering"), client.DryRunAll))
-	})
-}
-
-// gatewayObjects lets gateways write into their Leases and histories what belongs there.
-func (c *cluster) gatewayObjects() *defence {
-	return c.policyNamed("liqonet-gateway-objects", "gateways' objects", func(t *testing.T) bool {
-		return got(t, c.gateway.Patch(t.Context(), lease(manifests.Gateway{Peering: firstPeering}.Name()), merged("%s", finalizer), client.DryRunAll))
-	})
-}
-
-// gatewayReports lets gateways report about their own plane.
-func (c *cluster) gatewayReports() *defence {
-	return c.policyNamed("liqonet-gateway-peerings", "gateways' reports", func(t *testing.T) bool {
-		return got(t, patchStatus(t, c.gateway, newPeering(firstPeering, 0), otherPlane))
 	})
 }
 
@@ -327,7 +303,7 @@ func (c *cluster) permissions(account string) *defence {
 }
 
 func (c *cluster) attacks() []attack {
-	policy, ofPeerings, eventPolicy, schemas := c.policy(), c.peeringsPolicy(), c.eventPolicy(), c.schemas()
+	policy, ofGateways, schemas := c.policy(), c.gatewayPolicy(), c.schemas()
 	sends := func(e *corev1.Event) func(*testing.T) bool {
 		return func(t *testing.T) bool { return got(t, c.gateway.Create(t.Context(), e.DeepCopy(), client.DryRunAll)) }
 	}
@@ -352,7 +328,6 @@ func (c *cluster) attacks() []attack {
 			return got(t, by.Patch(t.Context(), obj(), merged("%s", part), client.DryRunAll))
 		}
 	}
-	ofObjects, ofReports := c.gatewayObjects(), c.gatewayReports()
 	long, marked := event(firstPeering, "Peering"), event(firstPeering, "Peering")
 	long.Message, marked.Finalizers = strings.Repeat("a", 1<<19), []string{"example.com/never"}
 	beat, ofNode0 := func() client.Object { return lease(manifests.Gateway{Peering: firstPeering}.Name()) }, record(v1alpha1.NodeHistoryName(firstNode))
@@ -381,8 +356,8 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "report", v1alpha1.GroupVersion.String(), policy, c.node, own},
 		{nodeAgent, "Lease", "coordination.k8s.io/v1", policy, c.node, held},
 		{nodeAgent, "history", "v1", policy, c.node, ofNode0},
-		{gatewayAgent, "Lease", "coordination.k8s.io/v1", ofObjects, c.gateway, beat},
-		{gatewayAgent, "history", "v1", ofObjects, c.gateway, ofGateway0},
+		{gatewayAgent, "Lease", "coordination.k8s.io/v1", ofGateways, c.gateway, beat},
+		{gatewayAgent, "history", "v1", ofGateways, c.gateway, ofGateway0},
 	} {
 		for what, part := range map[string]string{
 			"puts a finalizer on":                                  finalizer,
@@ -422,31 +397,31 @@ func (c *cluster) attacks() []attack {
 			return l
 		})},
 		{nodeAgent, "renews its Lease in a year that Go cannot read", policy, patches(c.node, held, `{"spec":{"renewTime":"9999-12-31T23:59:59.000000-23:00"}}`)},
-		{nodeAgent, "rewrites a peering by applying the same as another field manager", ofPeerings, applies(c.node, "x", `{"conditions":[`+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)},
-		{nodeAgent, "removes a gateway's report in its name", ofPeerings, applies(c.node, v1alpha1.GatewayManager(1), `{}`)},
-		{gatewayAgent, "writes a journal for commands into its history", ofObjects, patches(c.gateway, ofGateway0, journal)},
-		{gatewayAgent, "takes the label of its history", ofObjects, patches(c.gateway, ofGateway0, `{"metadata":{"labels":null}}`)},
-		{gatewayAgent, "reports about another plane", ofReports, writes(c.gateway, ownPeering, otherPlane)},
-		{gatewayAgent, "removes another gateway's report in its name", ofReports, applies(c.gateway, v1alpha1.GatewayManager(1), `{}`)},
-		{gatewayAgent, "sends an Event of half a megabyte", eventPolicy, sends(long)},
-		{gatewayAgent, "puts a finalizer on an Event", eventPolicy, sends(marked)},
-		{gatewayAgent, "sends an Event about another Peering", eventPolicy, sends(event(secondPeering, "Peering"))},
-		{gatewayAgent, "sends an Event about a Node", eventPolicy, sends(event("node-1", "Node"))},
-		{gatewayAgent, "sends an Event as a kubelet", eventPolicy, sends(disguised)},
+		{nodeAgent, "rewrites a peering by applying the same as another field manager", policy, applies(c.node, "x", `{"conditions":[`+condition(v1alpha1.ConditionKeysFresh, "True", "Young", "")+`]}`)},
+		{nodeAgent, "removes a gateway's report in its name", policy, applies(c.node, v1alpha1.GatewayManager(1), `{}`)},
+		{gatewayAgent, "writes a journal for commands into its history", ofGateways, patches(c.gateway, ofGateway0, journal)},
+		{gatewayAgent, "takes the label of its history", ofGateways, patches(c.gateway, ofGateway0, `{"metadata":{"labels":null}}`)},
+		{gatewayAgent, "reports about another plane", ofGateways, writes(c.gateway, ownPeering, otherPlane)},
+		{gatewayAgent, "removes another gateway's report in its name", ofGateways, applies(c.gateway, v1alpha1.GatewayManager(1), `{}`)},
+		{gatewayAgent, "sends an Event of half a megabyte", ofGateways, sends(long)},
+		{gatewayAgent, "puts a finalizer on an Event", ofGateways, sends(marked)},
+		{gatewayAgent, "sends an Event about another Peering", ofGateways, sends(event(secondPeering, "Peering"))},
+		{gatewayAgent, "sends an Event about a Node", ofGateways, sends(event("node-1", "Node"))},
+		{gatewayAgent, "sends an Event as a kubelet", ofGateways, sends(disguised)},
 		{gatewayAgent, "writes a node's history", ofGateway, patches(c.gateway, record(v1alpha1.NodeHistoryName("node-1")), `{"data":{"001":"x"}}`)},
 		{nodeAgent, "writes a report with a token of no pod", policy, writes(c.unbound, own, `{"underlayMTU":1400}`)},
 		{nodeAgent, "stores what no agent can read", schemas, writes(c.node, own, `{"podIPs":["1.2.3.4.5"]}`)},
 		{nodeAgent, "stores a megabyte", schemas, writes(c.node, own, `{"conditions":[`+condition(v1alpha1.ConditionReady, "True", "Applied", strings.Repeat("a", 1<<20))+`]}`)},
 		{nodeAgent, "reads the overlay's key", ofNode, readsSecrets(c.node)},
 		{nodeAgent, "leads a peering's packets elsewhere", ofNode, patches(c.node, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
-		{nodeAgent, "says that a peering is connected", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`)},
-		{nodeAgent, "says of a peering what it wants to", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, "call 555")+`]}`)},
-		{nodeAgent, "says that a peering is connected and not ready", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+
+		{nodeAgent, "says that a peering is connected", policy, writes(c.node, ownPeering, `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`)},
+		{nodeAgent, "says of a peering what it wants to", policy, writes(c.node, ownPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, "call 555")+`]}`)},
+		{nodeAgent, "says that a peering is connected and not ready", policy, writes(c.node, ownPeering, `{"conditions":[`+
 			condition(v1alpha1.ConditionConnected, "False", "NoAnswer", "")+","+condition(v1alpha1.ConditionReady, "Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
-		{nodeAgent, "says why a peering is not redundant", ofPeerings, writes(c.node, otherPeering, oneLeft("False", v1alpha1.ReasonGatewaysSilent, "call 555"))},
-		{nodeAgent, "says that a peering without gateways is redundant", ofPeerings, writes(c.node, otherPeering, oneLeft("True", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageNotRedundant))},
-		{nodeAgent, "says that gateways are silent, with a token of no pod", ofPeerings, writes(c.unbound, otherPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
-		{nodeAgent, "writes a gateway's report", ofPeerings, writes(c.node, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
+		{nodeAgent, "says why a peering is not redundant", policy, writes(c.node, otherPeering, oneLeft("False", v1alpha1.ReasonGatewaysSilent, "call 555"))},
+		{nodeAgent, "says that a peering without gateways is redundant", policy, writes(c.node, otherPeering, oneLeft("True", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageNotRedundant))},
+		{nodeAgent, "says that gateways are silent, with a token of no pod", policy, writes(c.unbound, otherPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
+		{nodeAgent, "writes a gateway's report", policy, writes(c.node, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
 		{gatewayAgent, "writes another gateway's report", ofGateway, writes(c.gateway, otherPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
 		{gatewayAgent, "leads its peering's packets elsewhere", ofGateway, patches(c.gateway, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
 		{gatewayAgent, "writes a node's report", ofGateway, writes(c.gateway, own, `{"underlayMTU":1400}`)},
