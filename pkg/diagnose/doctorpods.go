@@ -146,15 +146,19 @@ func (x *clusterReader) readKernels(ctx context.Context) error {
 			x.facts.Machines.Unread[p.Node] = p.Err.Error()
 		}
 	}
-	ending, stop := context.WithTimeout(context.WithoutCancel(ctx), kube.RollbackTimeout)
-	defer stop()
+	// A silent kubelet does not report that its pods have terminated, so they are deleted without waiting for it. Leftovers are deleted with
+	// their node.
+	deleteNow := func() {
+		ending, stop := context.WithTimeout(context.WithoutCancel(ctx), removalTimeout)
+		defer stop()
+		_ = errors.Join(run.deletePods(ending, client.GracePeriodSeconds(0)), deleteNamespace(ending, x.Cluster))
+	}
 	if reading.Err() != nil {
-		// A silent kubelet does not report that its pods have terminated. By now, the API server may know that the node is not ready.
-		_ = run.deletePods(ending, client.GracePeriodSeconds(0)) // leftovers are deleted with their node
-		err = cmp.Or(err, x.readNodes(ctx))
+		deleteNow()
+		err = cmp.Or(err, x.readNodes(ctx)) // by now, the API server may know that the node is not ready
 	}
 	if removed := run.Remove(ctx); removed != nil {
-		_ = run.deletePods(ending, client.GracePeriodSeconds(0)) // the facts are valid nevertheless
+		deleteNow() // the facts are valid nevertheless
 	}
 	return err
 }

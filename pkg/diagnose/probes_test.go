@@ -18,6 +18,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -30,6 +31,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
@@ -283,10 +285,25 @@ func interruptedDoctor(t *testing.T) {
 		x := facts.Clusters[0]
 		kit.ErrorIf(t, len(x.Machines.Nodes) != 2 || x.SkipReasons[doctor.Nodes] != "" || x.SkipReasons[doctor.Kernels] == "", "after %s: %d nodes, skipped %v", delay, len(x.Machines.Nodes), x.SkipReasons)
 	}
-	// Before anything was read, nothing is known, and no check has failed.
+	// UDP tests that have not begun are not done.
+	a, b := twoNodes(t, pendingPod), twoNodes(t, pendingPod)
+	b.Name, b.ID = "b", "id-of-b"
+	for _, c := range []*kube.Cluster{a, b} { // so that the peering cannot be planned
+		c.Client = interceptor.NewClient(c.Client, interceptor.Funcs{Get: func(ctx context.Context, w client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if key.Name == metav1.NamespaceSystem {
+				return apierrors.NewForbidden(corev1.Resource("namespaces"), key.Name, nil)
+			}
+			return w.Get(ctx, key, obj, opts...)
+		}})
+	}
 	ctx, cancel := context.WithCancel(t.Context())
+	facts, err := ReadFacts(ctx, []*kube.Cluster{a, b}, func(string) { time.AfterFunc(time.Second, cancel) }, kube.Quiet{})
+	kit.ErrorIf(t, err == nil || len(facts.UDPTests) != 1 || facts.UDPTests[0].SkipReason != notRead, "%v: %+v", err, facts.UDPTests)
+	nothingIsLeft(t, a, b)
+	// Before anything was read, nothing is known, and no check has failed.
+	ctx, cancel = context.WithCancel(t.Context())
 	cancel()
-	facts, err := ReadFacts(ctx, []*kube.Cluster{twoNodes(t, pendingPod), twoNodes(t, pendingPod)}, func(string) {}, kube.Quiet{})
+	facts, err = ReadFacts(ctx, []*kube.Cluster{twoNodes(t, pendingPod), twoNodes(t, pendingPod)}, func(string) {}, kube.Quiet{})
 	report := doctor.Examine(facts)
 	kit.ErrorIf(t, err == nil || report.Result.IsProblem(), "%v: %+v", err, report.Cause)
 }
@@ -344,6 +361,47 @@ func doctorWithoutPods(t *testing.T) {
 	}
 }
 
+// A silent kubelet does not report that its pods have ended. doctor deletes them nevertheless, and without a delay if they have not run.
+func TestDoctorWithSilentKubelet(t *testing.T) { synctest.Test(t, doctorWithSilentKubelet) }
+
+func doctorWithSilentKubelet(t *testing.T) {
+	const kernel = `{"ready":true}` + "\n" + `{"result":{"kernel":{"release":"7.0"}}}` + "\n"
+	for name, tt := range map[string]struct {
+		pod   func(*corev1.Pod) client.Object
+		most  time.Duration
+		ready bool
+	}{
+		"before its pod runs": {pendingPod, 30 * time.Second, false},
+		"after its pod ran":   {running, time.Hour, true},
+	} {
+		c := podsOfJobs(t, kernel, tt.pod, kubetest.Node("n1", true, "172.18.1.11"))
+		c.Client = interceptor.NewClient(c.Client, interceptor.Funcs{Delete: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			grace := (&client.DeleteOptions{}).ApplyOptions(opts).GracePeriodSeconds
+			if _, is := obj.(*corev1.Pod); is && (grace == nil || *grace > 0) {
+				return nil // the API server waits for the kubelet
+			}
+			return w.Delete(ctx, obj, opts...)
+		}})
+		start := time.Now()
+		facts, err := ReadFacts(t.Context(), []*kube.Cluster{c}, func(string) {
+			start = time.Now()
+			time.AfterFunc(20*time.Second, func() {
+				kit.CheckNoError(t, c.Client.Status().Update(t.Context(), kubetest.Node("n1", false, "172.18.1.11")))
+			})
+		}, kube.Quiet{})
+		kit.NoError(t, err)
+		kit.ErrorIf(t, time.Since(start) > tt.most, "%s: it took %s", name, time.Since(start))
+		m := facts.Clusters[0].Machines
+		kit.ErrorIf(t, nodes.IsReady(&m.Nodes[0]) != tt.ready || len(m.Kernels) == len(m.Unread), "%s: node %+v, kernels %v, not read: %v", name, m.Nodes[0].Status, m.Kernels, m.Unread)
+		nothingIsLeft(t, c)
+		ns := kit.Must(kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace))(t)
+		kit.ErrorIf(t, ns != nil, "%s: the namespace is left", name)
+	}
+}
+
 // A create request that is never answered does not make doctor hang, and what it has created is removed.
 func TestUnansweredCreate(t *testing.T) { synctest.Test(t, unansweredCreate) }
 
@@ -387,7 +445,8 @@ func TestCallable(t *testing.T) {
 	c.facts.Peerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Local: v1alpha1.LocalNetwork{
 		ServiceCIDRs: []v1alpha1.CIDR{kit.CIDR("10.96.0.0/12")}, Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")},
 	}}}}
-	kit.Check(t, "own ranges", fmt.Sprint(c.ownRanges()), "[192.0.2.1/32 172.18.1.11/32 10.244.0.0/24 10.96.0.0/12 10.244.0.0/16]")
+	c.facts.Ledger = manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{Peers: []v1alpha1.PeerAllocation{{Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.1.0.0/16", "10.21.0.0/16")}}}})
+	kit.Check(t, "own ranges", fmt.Sprint(c.ownRanges()), "[192.0.2.1/32 172.18.1.11/32 10.244.0.0/24 10.96.0.0/12 10.244.0.0/16 10.21.0.0/16]")
 }
 
 // A node agent's token holds more addresses than its own. doctor names the node, and --fix releases them, but neither the
