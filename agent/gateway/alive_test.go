@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -95,6 +96,105 @@ func TestDisputes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// One gateway writes the conditions: each write is sent to all nodes. A gateway that cannot write is not waited for, even if
+// packets pass through it.
+func TestOneGatewayWrites(t *testing.T) {
+	for name, tt := range map[string]struct {
+		fault func(w *world)
+		want  string
+	}{
+		"all is well":              {func(*world) {}, "[0]"},
+		"the first tunnel is down": {func(w *world) { w.gateways[0].tunnelDown = true }, "[1]"},
+		"the first agent is dead":  {func(w *world) { w.gateways[0].hung = true }, "[1]"},
+		"the first cannot write":   {func(w *world) { w.gateways[0].cut.Store(true) }, "[1]"},
+		"only the last one works":  {func(w *world) { w.gateways[0].cut.Store(true); w.gateways[1].tunnelDown = true }, "[2]"},
+		"no tunnel works, so all write": {func(w *world) {
+			w.gateways[0].tunnelDown, w.gateways[1].tunnelDown, w.gateways[2].tunnelDown = true, true, true
+		}, "[0 1 2]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 3, 3, time.Second)
+				w.pass(t, time.Minute)
+				tt.fault(w)
+				w.pass(t, time.Minute)
+				var writers []int
+				for i, g := range w.gateways {
+					if g.runs() && !g.cut.Load() && len(g.written.conditions) > 0 {
+						writers = append(writers, i)
+					}
+				}
+				kit.Check(t, "writers", fmt.Sprint(writers), tt.want)
+			})
+		})
+	}
+}
+
+// A gateway that has just started does not yet know which others are alive. It does not report as lost what they reported.
+func TestNewGatewayIsUnsure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, 2, time.Second)
+		w.pass(t, time.Minute)
+		w.gateways[1].tunnelDown = true
+		w.startGateway(t, 1)
+		for second := range 60 {
+			w.pass(t, time.Second)
+			kit.ErrorIf(t, !meta.IsStatusConditionTrue(w.peering.Status.Conditions, v1alpha1.ConditionConnected), "after %d s: %s", second+1, w.text())
+		}
+		kit.Check(t, "in the end", w.text(), "False True True False")
+	})
+}
+
+// A gateway that is not alive works only if more than half of the nodes say so: one of them may be compromised. Nodes that
+// do not know do not count.
+func TestNodesVoteForDeadGateways(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	p.Spec.Planes = []v1alpha1.Plane{{Index: 0}, {Index: 1}}
+	for reaching, want := range []bool{false, false, false, true, true} {
+		var nodes requesters
+		nodes.setKnown(nodeAt(0), nodeAt(1), nodeAt(2), nodeAt(3), nodeAt(4))
+		nodes.record(nodeAt(4), liveness.Request{Reached: 1 << 1}) // without ReachKnown
+		for i := range 4 {
+			by := uint8(liveness.ReachKnown | 1)
+			if i < reaching {
+				by |= 1 << 1
+			}
+			nodes.record(nodeAt(i), liveness.Request{Reached: by})
+		}
+		alive := (&conditions{}).planesAlive(p, v1alpha1.PlaneStatus{Index: 0, Connected: true}, &nodes)
+		kit.Check(t, fmt.Sprintf("with %d of 4 nodes", reaching), alive, map[int32]bool{0: true, 1: want})
+	}
+}
+
+// Two gateways do not overwrite each other forever: if packets pass through the plane of neither, the lower one decides. What
+// a node has written while the gateways were silent is corrected by each.
+func TestLowerGatewayDecides(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, 2, time.Second)
+		w.pass(t, time.Minute)
+		mine := []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionFalse, Reason: "NoAnswer"}}
+		for reason, want := range map[string][]bool{"ProbesAnswered": {true, false, true}, v1alpha1.ReasonGatewaysSilent: {true, true, true}} {
+			w.peering.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue, Reason: reason}}
+			disputed := func(own int, alive bool) bool {
+				return w.gateways[own].agent.conditions.isDisputed(w.peering, int32(own), map[int32]bool{int32(own): alive}, mine)
+			}
+			kit.Check(t, "another has written "+reason, []bool{disputed(0, false), disputed(1, false), disputed(1, true)}, want)
+		}
+	})
+}
+
+// After the tunnel has come up, nodes get 10 s to find out.
+func TestNodesGetTimeToReachThePeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &conditions{reports: map[netip.Addr]nodeReport{nodeAt(0): {}}}
+		kit.Check(t, "reached while the tunnel is down", c.isReached(0, false, &requesters{}), false)
+		for _, want := range []bool{true, false} {
+			time.Sleep(startGrace/2 + time.Second)
+			kit.Check(t, "reached", c.isReached(0, true, &requesters{}), want)
+		}
+	})
 }
 
 // The peer's nodes leave a gateway that no node of its cluster asks, unless it is the only plane. They return when nodes

@@ -65,6 +65,21 @@ func TestCallers(t *testing.T) {
 	}
 }
 
+// A caller does not get the endpoint of another one, if its probe arrives after WireGuard was asked. The message does not
+// alternate with the callers.
+func TestEndpointOfAnotherCaller(t *testing.T) {
+	a, b, now := netip.MustParseAddrPort("192.0.2.1:51840"), netip.MustParseAddrPort("198.51.100.1:51840"), time.Now()
+	var x callers
+	x.hear([8]byte{'a'}, now)
+	x.observe(a, now)
+	x.hear([8]byte{'b'}, now)
+	x.observe(a, now)
+	kit.ErrorIf(t, x.recent[0].endpoint.IsValid(), "the second caller has the endpoint of the first: %+v", x.recent)
+	x.observe(b, now)
+	kit.ErrorIf(t, x.recent[0].endpoint != b || x.recent[1].endpoint != a, "%+v", x.recent)
+	kit.Check(t, "message", callersMessage(b.String(), a.String()), callersMessage(a.String(), b.String()))
+}
+
 // Only probes from the address of the peer's gateway count: each of the peer's nodes sends some, too.
 func TestProbesOfCallers(t *testing.T) {
 	peer, node := netip.MustParseAddr("10.70.95.254"), netip.MustParseAddr("10.80.0.1")

@@ -335,6 +335,52 @@ func TestPodsOfTwoNodes(t *testing.T) {
 	kit.ErrorIf(t, got["10.244.0.0/24"] != "loqn1" || got["10.244.9.9/32"] != "loqn1" || got["10.244.8.128/25"] != "loqn3" || got["10.244.0.7/32"] != "loqn2", "routes to pods: %v", got)
 }
 
+// A node gets no pods by a report about everything, about the overlay, or about addresses outside of the pods' ranges. An
+// exposed host stays with the node that leads to it.
+func TestRangesThatAreNotOfPods(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	var reported []netip.Prefix
+	for _, r := range []string{"0.0.0.0/0", "10.0.0.0/8", "10.80.1.0/24", "192.168.0.0/16", "10.244.3.0/24"} {
+		reported = append(reported, netip.MustParsePrefix(r))
+	}
+	kit.Check(t, "ranges of pods", fmt.Sprint(podRanges(p, append(reported, netip.Prefix{}))), "[10.244.3.0/24]")
+	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("10.244.200.5")}, Mapped: v1alpha1.IP{Addr: addr("10.70.32.1")}}}
+	taker := node("n2", "10.80.0.2", "172.18.0.3", 0)
+	taker.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.200.5")}}
+	d := kit.Must(desire(local{node: "n1", underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{node("n1", "10.80.0.1", "172.18.0.2", 0), taker}))(t)
+	kit.Check(t, "by the node that reports the host", routesOf(d, "loqn2"), nil)
+	kit.Check(t, "by the gateway's node", routesOf(d, "loqn1"), []string{"10.244.200.5/32"})
+}
+
+// However many nodes have disputed pods, the Leases of some are read.
+func TestRenewalsAreBounded(t *testing.T) {
+	a := &agent{view: &watch.View{Client: newBuilder(t).Build()}}
+	for i := range 100 {
+		a.applied.want.holders = append(a.applied.want.holders, nodeAt(i))
+	}
+	a.readRenewals(t.Context())
+	kit.Check(t, "nodes that are watched", len(a.disputes.renewals), 16)
+}
+
+// A gateway waits for another pod of its plane only while that is about to end, and not forever.
+func TestPredecessorIsWaitedFor(t *testing.T) {
+	for name, tt := range map[string]struct {
+		last *v1alpha1.PlaneStatus
+		age  time.Duration
+		want bool
+	}{
+		"there is none":   {nil, 0, false},
+		"it is leaving":   {&v1alpha1.PlaneStatus{Leaving: true, PodIP: v1alpha1.IP{Addr: addr("10.244.0.9")}}, 5 * time.Second, true},
+		"it was killed":   {&v1alpha1.PlaneStatus{Leaving: true, PodIP: v1alpha1.IP{Addr: addr("10.244.0.9")}}, 7 * time.Second, false},
+		"it is this one":  {&v1alpha1.PlaneStatus{Leaving: true, PodIP: v1alpha1.IP{Addr: addr("10.244.0.1")}}, 0, false},
+		"it has not left": {&v1alpha1.PlaneStatus{PodIP: v1alpha1.IP{Addr: addr("10.244.0.9")}}, 0, false},
+	} {
+		a := &agent{cfg: Config{PodIPs: []netip.Addr{addr("10.244.0.1")}}}
+		a.livenessServer.started = time.Now().Add(-tt.age)
+		kit.Check(t, name, a.mustWaitForPredecessor(tt.last), tt.want)
+	}
+}
+
 // The gateway finds out whether a node that has disputed pods is gone, by its Lease.
 func TestHoldersThatAreGone(t *testing.T) {
 	alive, dead, missing := addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.3")

@@ -183,6 +183,17 @@ func TestEndpointsOfAllKinds(t *testing.T) {
 	}
 }
 
+// The announcement covers as many nodes as possible, although some have several addresses of a kind.
+func TestEndpointsOfManyNodes(t *testing.T) {
+	var nodes []v1alpha1.NodeNetwork
+	for i := range exchange.MaxEndpoints {
+		nodes = append(nodes, withIPs(node(fmt.Sprint("n", i), fmt.Sprint("10.80.0.", i+1), "172.18.9.9", 0), fmt.Sprint("10.0.0.", i+1), fmt.Sprint("10.0.1.", i+1), fmt.Sprint("10.0.2.", i+1)))
+	}
+	for _, e := range announcement("n0", nodes, nodePort(), 0).Endpoints {
+		kit.ErrorIf(t, !strings.HasPrefix(e, "10.0.0."), "%s is the second one of a node", e)
+	}
+}
+
 // A hostile peer can make us call only machines that may be its own.
 func TestUsable(t *testing.T) {
 	p := peering(t, v1alpha1.Client, newKey(t))
@@ -195,15 +206,17 @@ func TestUsable(t *testing.T) {
 	p.Spec.Local.ServiceCIDRs = []v1alpha1.CIDR{cidr("10.97.0.0/16")}
 	var logged bytes.Buffer
 	var announced exchange.Announcement
+	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("172.18.0.98")}}}
+	nodes[0].Status.PodCIDRs = append(nodes[0].Status.PodCIDRs, cidr("172.18.5.0/24")) // outside of the peering's ranges
 	for _, s := range []string{
-		"172.18.0.21", "172.18.0.99", "172.18.0.53", "10.96.0.1", "10.97.0.10", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
+		"172.18.0.21", "172.18.0.99", "172.18.0.53", "172.18.0.98", "172.18.5.1", "10.96.0.1", "10.97.0.10", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
 		p.Spec.Remote.ExternalCIDR.Addr().Next().String(), "172.18.0.77",
 	} {
 		announced.Endpoints = append(announced.Endpoints, s+":31820")
 		announced.NodeIPs = append(announced.NodeIPs, v1alpha1.IP{Addr: addr(s)})
 	}
 	got, leftOut := usableEndpoints(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, announced)
-	kit.Check(t, "endpoints of this cluster", strings.Join(leftOut, " "), "172.18.0.21:31820 172.18.0.99:31820 172.18.0.53:31820 10.96.0.1:31820 10.97.0.10:31820 10.244.0.5:31820 10.80.0.1:31820")
+	kit.Check(t, "endpoints of this cluster", strings.Join(leftOut, " "), "172.18.0.21:31820 172.18.0.99:31820 172.18.0.53:31820 172.18.0.98:31820 172.18.5.1:31820 10.96.0.1:31820 10.97.0.10:31820 10.244.0.5:31820 10.80.0.1:31820")
 	record := &agent{recorder: quiet()}
 	record.recorder.record.Log = slog.New(slog.NewTextHandler(&logged, nil))
 	for range 3 {
@@ -219,6 +232,10 @@ func TestUsable(t *testing.T) {
 	if a.endpoints(p, p.Plane(0), nodes, nil); a.announced != nil {
 		t.Errorf("announced, although nothing is usable: %+v", a.announced)
 	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "172.18.0.1")
+	p.Status.Planes[0].Remote.Endpoints = []string{"172.18.0.1:31820", "172.18.0.2:31820", "172.18.0.3:31820"}
+	kit.Check(t, "not the API server or this pod", a.endpoints(p, p.Plane(0), nodes, []netip.Addr{addr("172.18.0.2")}), []string{"172.18.0.3:31820", "172.18.0.11:31820"})
+	kit.Check(t, "endpoints of this cluster", a.own, "172.18.0.1:31820, 172.18.0.2:31820")
 }
 
 // Stripping the nodes' reports does not change what a gateway does, and removes everything about other peerings.
