@@ -6,6 +6,7 @@ package heartbeat
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/bits"
@@ -30,13 +31,34 @@ import (
 // Timeout is how long a gateway may not renew its Lease before other gateways consider it dead.
 const Timeout = 3 * v1alpha1.ReportInterval
 
-// versions returns the resource versions of the Leases of gateways, empty for missing ones.
-func versions(ctx context.Context, c client.Reader, peering string, planes []int32) ([]string, error) {
-	return lo.MapErr(planes, func(plane int32, _ int) (string, error) {
-		var l coordinationv1.Lease
-		err := c.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName(peering, plane)}, &l)
-		return l.ResourceVersion, client.IgnoreNotFound(err)
-	})
+// renewal is when a Lease was last renewed, by the clock of its gateway, empty if it never was or is missing. Other writes
+// of a Lease, such as labels that others add, do not show that the gateway is alive.
+type renewal struct {
+	time string
+	err  error
+}
+
+// renewals reads the Leases of gateways at the same time: an API server may be slow.
+func renewals(ctx context.Context, c client.Reader, peering string, planes []int32) []renewal {
+	out := make([]renewal, len(planes))
+	var all sync.WaitGroup
+	for i, plane := range planes {
+		all.Go(func() {
+			var l coordinationv1.Lease
+			err := c.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName(peering, plane)}, &l)
+			out[i] = renewal{Renewal(&l), client.IgnoreNotFound(err)}
+		})
+	}
+	all.Wait()
+	return out
+}
+
+// Renewal returns when a Lease was last renewed, by the clock of its holder, empty if it never was.
+func Renewal(l *coordinationv1.Lease) string {
+	if l.Spec.RenewTime == nil {
+		return ""
+	}
+	return l.Spec.RenewTime.UTC().Format(time.RFC3339Nano)
 }
 
 // Observer observes the other gateways of a gateway's peering. Its methods are safe for concurrent use.
@@ -51,9 +73,9 @@ type Observer struct {
 	seen   map[int32]beat
 }
 
-// beat is the version of a Lease at the last successful read. changed is when another one was read, zero for never.
+// beat is the renewal of a Lease at the last successful read. changed is when another one was read, zero for never.
 type beat struct {
-	version       string
+	renewal       string
 	changed, read time.Time
 }
 
@@ -81,21 +103,22 @@ func (o *Observer) observe(ctx context.Context) {
 	o.mu.Lock()
 	others := o.others
 	o.mu.Unlock()
-	now, err := versions(ctx, o.Client, o.Peering, others)
-	if err != nil {
-		return // an observer without an API server does not know whether they are dead
-	}
+	now := renewals(ctx, o.Client, o.Peering, others)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	before := o.seen
 	o.seen = map[int32]beat{}
 	for i, plane := range others {
 		b, known := before[plane]
-		if known && now[i] != b.version && now[i] != "" {
-			b.changed = time.Now()
+		if now[i].err == nil { // an observer that cannot read does not know whether a gateway is dead
+			if known && now[i].time != b.renewal && now[i].time != "" {
+				b.changed = time.Now()
+			}
+			b.renewal, b.read, known = now[i].time, time.Now(), true
 		}
-		b.version, b.read = now[i], time.Now()
-		o.seen[plane] = b
+		if known {
+			o.seen[plane] = b
+		}
 	}
 }
 
@@ -110,6 +133,9 @@ func (o *Observer) IsAlive(plane int32) bool {
 // silence is the time between two checks of a Silence. It is twice as long as gateways take to renew a Lease. A node
 // notices after 7 s that it does not reach the peer, so that the second check comes before 30 s.
 const silence = 2 * v1alpha1.ReportInterval
+
+// maxReads is of how many peerings a Silence reads the Leases at the same time.
+const maxReads = 64
 
 // Silence corrects a Peering's conditions if all of its gateways are dead. Dead gateways cannot do so themselves, and
 // clients that wait would trust their last report. Each node waits a random time of up to one pause before its first
@@ -162,31 +188,48 @@ func (s *Silence) Update(peerings []v1alpha1.Peering, reached map[string]uint8) 
 
 // Run checks the suspects until ctx ends.
 func (s *Silence) Run(ctx context.Context) {
-	var before map[string][]string
+	var before map[string][]renewal
 	for pause := rand.N(silence); failure.Pause(ctx, pause); pause = silence {
 		before = s.check(ctx, before)
 	}
 }
 
-// check returns the resource versions of the Leases of all suspects' gateways, by peering. If none of a peering has
-// changed since the last check, it corrects the conditions. Later checks retry failures.
-func (s *Silence) check(ctx context.Context, before map[string][]string) map[string][]string {
+// check returns the renewals of the Leases of all suspects' gateways, by peering. If none of a peering has changed since
+// the last successful read, it corrects the conditions. Later checks retry failures.
+func (s *Silence) check(ctx context.Context, before map[string][]renewal) map[string][]renewal {
 	ctx, cancel := context.WithTimeout(ctx, silence)
 	defer cancel()
-	now := map[string][]string{}
-	for _, p := range ptr.Deref(s.suspects.Load(), nil) {
-		leases, err := versions(ctx, s.Client, p.Name, indexes(p.Spec.Planes))
-		if err == nil {
-			now[p.Name] = leases
-			if before[p.Name] != nil && slices.Equal(before[p.Name], leases) { // otherwise a gateway is alive, and writes them itself
-				err = s.correct(ctx, p)
+	suspects := ptr.Deref(s.suspects.Load(), nil)
+	read, turns := make([][]renewal, len(suspects)), make(chan struct{}, maxReads)
+	var all sync.WaitGroup
+	for i, p := range suspects {
+		all.Go(func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			var err error
+			if read[i], err = s.checkPeering(ctx, p, before[p.Name]); err != nil {
+				s.Log.Debug("cannot find out whether gateways are dead", "peering", p.Name, "error", err)
 			}
-		}
-		if err != nil {
-			s.Log.Debug("cannot find out whether gateways are dead", "peering", p.Name, "error", err)
-		}
+		})
+	}
+	all.Wait()
+	now := map[string][]renewal{}
+	for i, p := range suspects {
+		now[p.Name] = read[i]
 	}
 	return now
+}
+
+// checkPeering does the same for one peering.
+func (s *Silence) checkPeering(ctx context.Context, p suspect, before []renewal) ([]renewal, error) {
+	now := renewals(ctx, s.Client, p.Name, indexes(p.Spec.Planes))
+	if err := errors.Join(lo.Map(now, func(r renewal, _ int) error { return r.err })...); err != nil {
+		return before, err
+	}
+	if before == nil || !slices.Equal(before, now) {
+		return now, nil // otherwise a gateway is alive, and writes the conditions itself
+	}
+	return now, s.correct(ctx, p)
 }
 
 // correct writes the conditions that are wrong, unless the Peering has changed since it was read. The agents' admission

@@ -3,6 +3,7 @@ package heartbeat_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/heartbeat"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -58,16 +60,18 @@ func TestGatewaysAreSilent(t *testing.T) {
 	const unchanged, unknown, last = "True False True True", "Unknown Unknown False Unknown", "True False False True"
 	for name, test := range map[string]struct {
 		lives   bool
+		labels  bool
 		reached uint8
 		before  metav1.ConditionStatus
 		want    string
 	}{
-		"both are dead":         {want: unknown},
-		"one is alive":          {lives: true, want: unchanged},
-		"both planes work":      {reached: 3, want: unchanged},
-		"one plane works":       {reached: 2, want: last},
-		"the same, and alive":   {reached: 2, lives: true, want: unchanged},
-		"they have reported it": {before: metav1.ConditionFalse, want: "False False False True"},
+		"both are dead":          {want: unknown},
+		"one is alive":           {lives: true, want: unchanged},
+		"others label its Lease": {labels: true, want: unknown},
+		"both planes work":       {reached: 3, want: unchanged},
+		"one plane works":        {reached: 2, want: last},
+		"the same, and alive":    {reached: 2, lives: true, want: unchanged},
+		"they have reported it":  {before: metav1.ConditionFalse, want: "False False False True"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -92,6 +96,10 @@ func TestGatewaysAreSilent(t *testing.T) {
 					watch.Update([]v1alpha1.Peering{seen}, map[string]uint8{"b": test.reached})
 					if test.lives {
 						renew(t, c, leases[1])
+					}
+					if test.labels {
+						leases[1].Labels = map[string]string{"at": fmt.Sprint(time.Now().Unix())}
+						kit.NoError(t, c.Update(t.Context(), leases[1]))
 					}
 					synctest.Wait()
 				}
@@ -183,5 +191,92 @@ func TestObserver(t *testing.T) {
 		kit.NoError(t, c.Delete(t.Context(), leases[1]))
 		time.Sleep(7 * time.Second)
 		kit.ErrorIf(t, o.IsAlive(1), "a gateway counts as alive because its Lease was deleted")
+	})
+}
+
+// One node corrects all of many Peerings in time, although each request takes a while. If requests fail, it takes longer.
+func TestManyGatewaysAreSilent(t *testing.T) {
+	const takes, notices = 100 * time.Millisecond, 8 * time.Second
+	t.Run("a slow API server", func(t *testing.T) { tryManySilent(t, 250, takes, 0, 30*time.Second-notices) })
+	t.Run("one that fails often", func(t *testing.T) { tryManySilent(t, 20, takes, 7, 2*time.Minute) })
+}
+
+// tryManySilent tries it with an API server at which each request takes a time, and one of some fails.
+func tryManySilent(t *testing.T, peerings int, takes time.Duration, oneOf int64, within time.Duration) {
+	synctest.Test(t, func(t *testing.T) {
+		one, p, leases := newAPI(t)
+		var requests atomic.Int64
+		request := func() error {
+			time.Sleep(takes)
+			if n := requests.Add(1); oneOf > 0 && n%oneOf == 0 {
+				return errors.New("too many requests")
+			}
+			return nil
+		}
+		var seen []v1alpha1.Peering
+		reached := map[string]uint8{}
+		for i := range peerings {
+			of := *p.DeepCopy()
+			of.Name, of.ResourceVersion = fmt.Sprint("peer-", i), ""
+			kit.NoError(t, one.Create(t.Context(), &of))
+			for plane, lease := range leases {
+				l := lease.DeepCopy()
+				l.Name, l.ResourceVersion = v1alpha1.GatewayName(of.Name, int32(plane)), ""
+				kit.NoError(t, one.Create(t.Context(), l))
+			}
+			seen, reached[of.Name] = append(seen, of), 0
+		}
+		c := interceptor.NewClient(one, interceptor.Funcs{
+			Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+				if err := errors.Join(request(), ctx.Err()); err != nil {
+					return err
+				}
+				return api.Get(ctx, key, obj, opts...)
+			},
+			SubResourcePatch: func(ctx context.Context, api client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+				if err := errors.Join(request(), ctx.Err()); err != nil {
+					return err
+				}
+				return api.SubResource(sub).Patch(ctx, obj, patch, opts...)
+			},
+		})
+		watch := &heartbeat.Silence{Client: c, Log: slog.New(slog.DiscardHandler)}
+		watch.Update(seen, reached)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go watch.Run(ctx)
+		time.Sleep(within)
+		wrong := 0
+		for i := range seen {
+			kit.NoError(t, one.Get(t.Context(), client.ObjectKeyFromObject(&seen[i]), &seen[i]))
+			if meta.IsStatusConditionTrue(seen[i].Status.Conditions, v1alpha1.ConditionConnected) {
+				wrong++
+			}
+		}
+		kit.ErrorIf(t, wrong > 0, "%d of %d are still reported as connected", wrong, peerings)
+	})
+}
+
+// A gateway notices that one of several others is dead, although its API server is slow.
+func TestObserverOfSlowAPI(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p, leases := newAPI(t)
+		o := &heartbeat.Observer{Client: interceptor.NewClient(c, interceptor.Funcs{
+			Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+				if !failure.Pause(ctx, 2*time.Second) {
+					return ctx.Err()
+				}
+				return api.Get(ctx, key, obj, opts...)
+			},
+		}), Peering: "b", Own: 3}
+		o.SetPlanes(append(p.Spec.Planes, v1alpha1.Plane{Index: 2}, v1alpha1.Plane{Index: 3}))
+		go o.Run(t.Context())
+		for range 20 {
+			time.Sleep(time.Second)
+			renew(t, c, leases[1])
+		}
+		kit.ErrorIf(t, !o.IsAlive(1), "it does not know that a gateway is alive")
+		time.Sleep(heartbeat.Timeout + 10*time.Second)
+		kit.ErrorIf(t, o.IsAlive(1), "it does not know that a gateway is dead")
 	})
 }

@@ -48,7 +48,7 @@ func (l *lostGateways) run(ctx context.Context) {
 	}
 }
 
-// check returns the versions of the Leases. If one cannot be read, what was known of the gateway stays.
+// check returns when the Leases were renewed. If one cannot be read, what was known of the gateway stays.
 func (l *lostGateways) check(ctx context.Context, before map[planeKey]string) map[planeKey]string {
 	ctx, cancel := context.WithTimeout(ctx, heartbeat.Timeout)
 	defer cancel()
@@ -56,20 +56,20 @@ func (l *lostGateways) check(ctx context.Context, before map[planeKey]string) ma
 	for _, key := range ptr.Deref(l.unheard.Load(), nil) {
 		var lease coordinationv1.Lease
 		err := l.client.Get(ctx, client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName(key.peering, key.plane)}, &lease)
-		version, wasRead := before[key]
+		renewed, wasRead := before[key]
 		switch {
 		case client.IgnoreNotFound(err) != nil:
 			if known[key] {
 				lost[key] = true
 			}
 			if wasRead {
-				now[key] = version
+				now[key] = renewed
 			}
 			continue
-		case wasRead && version == lease.ResourceVersion:
+		case wasRead && renewed == heartbeat.Renewal(&lease):
 			lost[key] = true
 		}
-		now[key] = lease.ResourceVersion
+		now[key] = heartbeat.Renewal(&lease)
 	}
 	if !maps.Equal(known, lost) {
 		for key := range lost {

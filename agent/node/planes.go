@@ -172,6 +172,9 @@ func (a *agent) trackUsage(ctx context.Context, p *prober, session *liveness.Ses
 // which ones, except for those of which it does not know that yet.
 func (a *agent) recordReachability() {
 	reached, isNew := map[string]uint8{}, map[string]bool{}
+	for _, g := range a.applied.want.gateways {
+		reached[g.peering] = 0 // a gateway that has not reported its address or MTU has no prober
+	}
 	for _, p := range a.probers {
 		of := p.gateway.peering
 		reached[of] |= lo.Ternary[uint8](p.ready, 1<<p.gateway.plane, 0)

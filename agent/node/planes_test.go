@@ -79,3 +79,16 @@ func TestReachedIsNoted(t *testing.T) {
 		t.Errorf("a peering that is gone: %s, %v", &log, a.reachable)
 	}
 }
+
+// A peer counts as not reached if none of its gateways has reported where it is: a gateway may end after it has reported without
+// its MTU. Otherwise, no node would correct conditions that are still True.
+func TestWithoutProbersIsNotReached(t *testing.T) {
+	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	for i := range p.Status.Planes {
+		p.Status.Planes[i].MTU = 0
+	}
+	a := &agent{applied: applied{want: kit.Must(desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{p}))(t)}}
+	a.recordReachability()
+	planes, known := a.reachable["b"]
+	kit.ErrorIf(t, !known || planes != 0, "known: %t, planes: %b", known, planes)
+}

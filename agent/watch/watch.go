@@ -53,6 +53,10 @@ const dialTimeout = time.Second
 // client-go sends too, cannot find out as soon: a busy API server takes many seconds to answer them.
 const ackTimeout = 5 * time.Second
 
+// maxRate and maxBurst limit requests for one kind of objects, per second. If all gateways of 250 peerings fail, a node
+// agent reads 500 Leases (package heartbeat).
+const maxRate, maxBurst = 200, 500
+
 var dialer = net.Dialer{
 	Timeout:         dialTimeout,
 	KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second},
@@ -67,6 +71,7 @@ func Client() (client.Client, *rest.Config, error) {
 	}
 	cfg.UserAgent = "liqonet-agent"
 	cfg.Dial = dialer.DialContext
+	cfg.QPS, cfg.Burst = maxRate, maxBurst
 	scheme, mapper := kinds()
 	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
 	return c, cfg, err
