@@ -431,7 +431,7 @@ const emptyInterval = 5 * time.Second
 // emptyNamespace deletes everything in our namespace. Without an error nothing is left. It leaves out aggregated APIs whose servers are down:
 // nothing of ours can be in them, and Kubernetes would wait for them without end.
 func emptyNamespace(ctx context.Context, c *kube.Cluster) error {
-	kinds, err := c.Discovery.ServerPreferredNamespacedResources()
+	kinds, err := discovery.ToServerResourcesInterfaceWithContext(c.Discovery).ServerPreferredNamespacedResourcesWithContext(ctx)
 	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); errors.As(err, &failed) {
 		if lo.EveryBy(lo.Keys(failed.Groups), func(api schema.GroupVersion) bool { return isDown(ctx, c, api) }) {
 			err = nil // the kinds of all other groups are there

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
-	"runtime"
+	goruntime "runtime"
 	"runtime/metrics"
 	"strings"
 	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -24,8 +27,9 @@ const maxResponse, maxHeap = 256 << 20, 2 << 30
 const pageSize = 200
 
 // perValue estimates the memory of a JSON object, array or null, in bytes. Each may become a Go struct as large as that
-// of a Pod. perByte is how many bytes a byte takes while it is read and decoded.
-const perValue, perByte = 1200, 4
+// of a Pod. An element of an object or array takes perElement. Of these, an entry of a map takes the most. perByte is how
+// many bytes a byte takes while it is read and decoded.
+const perValue, perElement, perByte = 1200, 128, 4
 
 // perExponent is what a power of ten in a quantity takes, in bytes. Its time counts, too: 1e-1000000 takes 40 ms.
 const perExponent = 64
@@ -60,10 +64,16 @@ func (l limiter) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if contentType := resp.Header.Get("Content-Type"); isBinary(contentType) {
+	// The client chooses the decoder by this media type. Without one, it decodes what it would have requested.
+	contentType := resp.Header.Get("Content-Type")
+	switch mediaType, _, _ := mime.ParseMediaType(contentType); {
+	case isBinary(mediaType) || strings.Contains(mediaType, "yaml"):
 		_ = resp.Body.Close()
 		return nil, fmt.Errorf("the server answers with %s, although JSON was requested", contentType)
+	case mediaType == "":
+		resp.Header.Set("Content-Type", "application/json")
 	}
+	resp.Header.Del("Warning") // the client would parse megabytes of them, to ignore them
 	isStream := req.URL.Query().Has("watch") || strings.HasSuffix(req.URL.Path, "/log")
 	resp.Body = &limitedBody{ReadCloser: resp.Body, isStream: isStream, maxHeap: l.maxHeap}
 	return resp, nil
@@ -95,10 +105,8 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 			return 0, errTooLarge
 		}
 	}
-	if b.isStream { // the caller may keep all of its values
-		if tooMuch := checkHeap(b.maxHeap); tooMuch != nil {
-			return 0, tooMuch
-		}
+	if tooMuch := checkHeap(b.maxHeap); tooMuch != nil { // other responses take memory, too, and the earlier values of a stream
+		return 0, tooMuch
 	}
 	return n, err
 }
@@ -123,6 +131,8 @@ func (b *limitedBody) count(c byte) {
 		b.size += perValue
 	case c == 'n': // null
 		b.size += perValue
+	case c == ',':
+		b.size += perElement
 	case c == '}' || c == ']':
 		if b.depth--; b.depth <= 0 && b.isStream {
 			b.size = 0
@@ -173,7 +183,8 @@ func (q *quantity) cost() int64 {
 	return 0
 }
 
-// Paged returns a client that reads lists in pages, and fails if they take too much memory.
+// Paged returns a client that reads lists in pages, and fails if they take too much memory. Its reads end with their context, also while they
+// ask for a kind that is not known.
 func Paged(c client.WithWatch) client.WithWatch { return pagedClient{c, maxHeap} }
 
 type pagedClient struct {
@@ -181,8 +192,38 @@ type pagedClient struct {
 	maxHeap uint64
 }
 
+// Get implements [client.Reader].
+func (p pagedClient) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	if err := p.findKind(ctx, obj); err != nil {
+		return err
+	}
+	return p.WithWatch.Get(ctx, key, obj, opts...)
+}
+
+// findKind returns an error if ctx ends before the API server has told about a kind. The client's own requests for that ignore ctx.
+func (p pagedClient) findKind(ctx context.Context, obj runtime.Object) error {
+	kind, err := p.GroupVersionKindFor(obj)
+	if err != nil {
+		return err
+	}
+	found := make(chan error, 1)
+	go func() {
+		_, err := p.RESTMapper().RESTMapping(schema.GroupKind{Group: kind.Group, Kind: strings.TrimSuffix(kind.Kind, "List")}, kind.Version)
+		found <- err
+	}()
+	select {
+	case err = <-found:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // List implements [client.Reader].
 func (p pagedClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if err := p.findKind(ctx, list); err != nil {
+		return err
+	}
 	o := (&client.ListOptions{}).ApplyOptions(opts)
 	if o.AsListOptions().Limit > 0 { // the caller reads pages
 		return errors.Join(p.WithWatch.List(ctx, list, opts...), checkHeap(p.maxHeap))
@@ -215,7 +256,7 @@ func checkHeap(limit uint64) error {
 	if heap() < limit {
 		return nil
 	}
-	if runtime.GC(); heap() < limit {
+	if goruntime.GC(); heap() < limit {
 		return nil
 	}
 	return fmt.Errorf("%w: this command has read more than %d MiB", errTooLarge, limit>>20)

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,10 +17,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // clientOf returns a client of a server that answers every request with what write sends.
@@ -67,6 +72,21 @@ func TestResponsesAreBounded(t *testing.T) {
 			return err
 		}
 	}
+	// sequence is an item with that many elements that their bytes alone are not too large.
+	sequence := func(start, element, end string) func(w io.Writer) error {
+		return func(w io.Writer) error {
+			b := bytes.NewBufferString(`{"kind":"PodList","apiVersion":"v1","items":[` + start)
+			for i := 0; b.Len() < maxResponse/perByte-1<<20; i++ {
+				if strings.Contains(element, "%") {
+					fmt.Fprintf(b, element, i)
+				} else {
+					b.WriteString(element)
+				}
+			}
+			b.Truncate(b.Len() - 1)
+			return kit.Err(fmt.Fprint(w, b, end, "]}"))
+		}
+	}
 	bodies := map[string]func(w io.Writer) error{
 		"spaces": func(w io.Writer) error {
 			for range 1024 {
@@ -97,6 +117,8 @@ func TestResponsesAreBounded(t *testing.T) {
 			fmt.Fprint(w, `{"items":[{"spec":{"containers":[`)
 			return repeat(w, "{},", 8<<20)
 		},
+		"strings":         sequence(`{"spec":{"containers":[{"args":[`, `"",`, "]}]}}"),
+		"entries of maps": sequence(`{"metadata":{"labels":{`, `"%x":"",`, "}}}"),
 	}
 	for name, body := range bodies {
 		for _, zipped := range []bool{false, true} {
@@ -126,19 +148,83 @@ func TestResponsesAreBounded(t *testing.T) {
 
 // A server cannot choose an encoding whose size is not counted.
 func TestOnlyJSONIsRead(t *testing.T) {
-	accepted := ""
-	c := clientOf(t, func(w http.ResponseWriter, r *http.Request) {
-		accepted = r.Header.Get("Accept")
-		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
-		fmt.Fprint(w, "k8s\x00")
-	})
-	for _, o := range []client.Object{&corev1.Pod{}, SecretMetadata("x")} {
-		err := c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "x"}, o)
-		if err == nil || !strings.Contains(err.Error(), "although JSON was requested") {
-			t.Errorf("%T: %v", o, err)
+	for _, contentType := range []string{
+		"application/vnd.kubernetes.protobuf", "Application/VND.Kubernetes.Protobuf; json", "application/yaml", "APPLICATION/YAML; charset=json", "application/cbor-seq",
+	} {
+		accepted := ""
+		c := clientOf(t, func(w http.ResponseWriter, r *http.Request) {
+			accepted = r.Header.Get("Accept")
+			w.Header().Set("Content-Type", contentType)
+			fmt.Fprint(w, "k8s\x00")
+		})
+		for _, o := range []client.Object{&corev1.Pod{}, SecretMetadata("x")} {
+			err := c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "x"}, o)
+			if err == nil || !strings.Contains(err.Error(), "although JSON was requested") {
+				t.Errorf("%s, %T: %v", contentType, o, err)
+			}
+			if isBinary(accepted) || !strings.Contains(accepted, "application/json") {
+				t.Errorf("%T: requested %q", o, accepted)
+			}
 		}
-		if isBinary(accepted) || !strings.Contains(accepted, "application/json") {
-			t.Errorf("%T: requested %q", o, accepted)
+	}
+	// Without a type, the client would decode what it would have requested without us.
+	c := clientOf(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Content-Type"] = nil
+		fmt.Fprint(w, `{"kind":"Pod","apiVersion":"v1","metadata":{"name":"x"}}`)
+	})
+	var p corev1.Pod
+	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "n", Name: "x"}, &p); err != nil || p.Name != "x" {
+		t.Errorf("without a type: %q, %v", p.Name, err)
+	}
+}
+
+// Warnings in headers, which client-go parses even if nobody reads them, do not get to it.
+func TestWarningsAreLeftOut(t *testing.T) {
+	next := roundTripperFunc(func(*http.Request) (*http.Response, error) {
+		return &http.Response{Header: http.Header{"Warning": {`299 - "x"`}}, Body: io.NopCloser(strings.NewReader("{}"))}, nil
+	})
+	resp, err := LimitTransport(next).RoundTrip(httptest.NewRequest(http.MethodGet, "/", nil))
+	if err != nil || resp.Header.Get("Warning") != "" {
+		t.Errorf("%v, %v", resp, err)
+	}
+}
+
+type roundTripperFunc func(*http.Request) (*http.Response, error)
+
+func (f roundTripperFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// slowMapper is one whose API server does not tell its kinds.
+type slowMapper struct {
+	meta.RESTMapper
+	asked chan bool
+}
+
+func (m slowMapper) RESTMapping(schema.GroupKind, ...string) (*meta.RESTMapping, error) {
+	m.asked <- true
+	select {}
+}
+
+// Reads end with their context, also while a server does not tell its kinds.
+func TestKindsAreNotAwaited(t *testing.T) {
+	m := slowMapper{asked: make(chan bool)}
+	api, err := client.NewWithWatch(&rest.Config{}, client.Options{Mapper: m})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, one := &unstructured.UnstructuredList{}, &unstructured.Unstructured{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "XList"})
+	one.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "X"})
+	for what, read := range map[string]func(context.Context) error{
+		"list": func(ctx context.Context) error { return Paged(api).List(ctx, list) },
+		"get":  func(ctx context.Context) error { return Paged(api).Get(ctx, client.ObjectKey{Name: "x"}, one) },
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		failed := make(chan error)
+		go func() { failed <- read(ctx) }()
+		<-m.asked
+		cancel(errTooLarge)
+		if err := <-failed; !errors.Is(err, errTooLarge) {
+			t.Errorf("%s: %v", what, err)
 		}
 	}
 }
@@ -238,7 +324,9 @@ func TestListsArePaged(t *testing.T) {
 		return out
 	}
 	var endless bool
-	c := pagedClient{maxHeap: heap() + 256<<20, WithWatch: interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	c := pagedClient{maxHeap: heap() + 256<<20, WithWatch: interceptor.NewClient(fake.NewClientBuilder().WithRESTMapper(mapper).Build(), interceptor.Funcs{
 		List: func(_ context.Context, _ client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 			requests++
 			o := (&client.ListOptions{}).ApplyOptions(opts)
