@@ -379,6 +379,11 @@ func (x *clusterReader) readDrift(ctx context.Context) error {
 	if agents := manifests.AgentsOf(ds, &ds.Spec.Template.Spec); agents.Version != version.String() {
 		return fmt.Errorf("the agents have version %s", agents.Version)
 	}
+	weak, changed, err := status.WeakPolicies(ctx, x.Cluster)
+	if err != nil {
+		return err
+	}
+	x.facts.Own.WeakPolicies = append(weak, changed...)
 	plans, err := peering.PlanUpgrades(ctx, []*kube.Cluster{x.Cluster}, peering.UpgradeOptions{}, kube.Quiet{})
 	if err != nil {
 		return err

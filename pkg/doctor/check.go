@@ -333,6 +333,8 @@ type Objects struct {
 	ClusterPolicies []unstructured.Unstructured
 	// Drift has our objects that differ from those that peer creates.
 	Drift []plan.ObjectPlan
+	// WeakPolicies are the agents' admission policies that are missing, or do not deny all that they should.
+	WeakPolicies []string
 	// Leftovers are objects of ours that belong to no peering.
 	Leftovers []string
 }

@@ -453,6 +453,9 @@ func faults() []fault {
 		{"drift", "liqonet-drift-01", "Service gateway-beta is gone", func(f *Facts, a, b *Cluster) {
 			a.Own.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}}
 		}},
+		{"weak policies", "liqonet-drift-01", "agents' tokens can write more than agents do: the admission policies liqonet-node are missing or", func(f *Facts, a, b *Cluster) {
+			a.Own.WeakPolicies = []string{"liqonet-node"}
+		}},
 		{"deleted by hand", "liqonet-drift-01", "Peering alpha was deleted by hand", func(f *Facts, a, b *Cluster) {
 			b.Peerings, b.Ledger = nil, &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: []v1alpha1.PeerAllocation{{Name: "alpha", Phase: v1alpha1.PeerActive}}}}
 		}},

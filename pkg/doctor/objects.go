@@ -104,6 +104,10 @@ func drift(x *examination) {
 		x.fail("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
 			fmt.Sprintf("%s recreates it, %s --peer %s removes the rest", x.liqonet("peer", entry.Name), x.liqonet("unpeer"), failure.Quote(entry.Name)))
 	}
+	if weak := x.Own.WeakPolicies; len(weak) > 0 {
+		x.fail("", "agents' tokens can write more than agents do: the admission policies "+joinFirst(weak)+" are missing or do not deny all that they should",
+			"`peer` keeps the fields that others have added to them", x.kubectl("delete validatingadmissionpolicies,validatingadmissionpolicybindings --ignore-not-found", weak...)+" && "+x.peerCommand())
+	}
 	for _, o := range x.Own.Drift {
 		if isAccess(o) || o.Kind == "Secret" || o.Kind == "CustomResourceDefinition" {
 			continue

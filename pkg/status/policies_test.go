@@ -1,10 +1,14 @@
 package status
 
 import (
+	"context"
+	"slices"
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -21,6 +25,8 @@ func TestWeakPolicies(t *testing.T) {
 		policy  func(*admissionv1.ValidatingAdmissionPolicy) bool
 		binding func(*admissionv1.ValidatingAdmissionPolicyBinding) bool
 		want    []string
+		// changed is set if only policies of the same version do not allow it.
+		changed bool
 	}{
 		"complete":   {},
 		"no policy":  {policy: func(*admissionv1.ValidatingAdmissionPolicy) bool { return false }, want: one},
@@ -32,6 +38,22 @@ func TestWeakPolicies(t *testing.T) {
 		"no rules": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool { p.Spec.Validations = nil; return true }, want: one},
 		"another condition": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool {
 			p.Spec.MatchConditions = append(p.Spec.MatchConditions, admissionv1.MatchCondition{Name: "never", Expression: "false"})
+			return true
+		}, want: one},
+		"denies nothing": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool {
+			p.Spec.Validations = []admissionv1.Validation{{Expression: "true"}}
+			return true
+		}, want: one, changed: true},
+		"matches nobody": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool {
+			p.Spec.MatchConditions[0].Expression = "false"
+			return true
+		}, want: one, changed: true},
+		"matches no namespace": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool {
+			p.Spec.MatchConstraints.NamespaceSelector.MatchLabels = map[string]string{"x": "y"}
+			return true
+		}, want: one, changed: true},
+		"leaves some objects out": {policy: func(p *admissionv1.ValidatingAdmissionPolicy) bool {
+			p.Spec.MatchConstraints.ExcludeResourceRules = p.Spec.MatchConstraints.ResourceRules[:1]
 			return true
 		}, want: one},
 		"audits only": {binding: func(b *admissionv1.ValidatingAdmissionPolicyBinding) bool {
@@ -61,10 +83,19 @@ func TestWeakPolicies(t *testing.T) {
 				objs = append(objs, o.(client.Object))
 			}
 		}
-		got, err := weakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}, objs...))
+		weak, changed, err := WeakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}, objs...))
 		kit.NoError(t, err)
-		kit.Check(t, what, got, append([]string{}, tt.want...))
+		kit.Check(t, what, slices.Concat(weak, changed), tt.want)
+		kit.ErrorIf(t, len(changed) > 0 != tt.changed, "%s: changed are %v", what, changed)
 	}
-	got := kit.Must(weakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{})))(t)
-	kit.Check(t, "nothing", len(got), len(all))
+	weak, _, err := WeakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}))
+	kit.NoError(t, err)
+	kit.Check(t, "nothing", weak, all)
+	weak, _, err = WeakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{
+		List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
+			return apierrors.NewNotFound(schema.GroupResource{}, "")
+		},
+	}))
+	kit.NoError(t, err)
+	kit.Check(t, "a server without the API", weak, all)
 }

@@ -192,14 +192,14 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 	var leases coordinationv1.LeaseList
 	var pods corev1.PodList
 	var secrets []metav1.PartialObjectMetadata
-	var weak []string
+	var weak, changed []string
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error { return c.ListAll(gctx, &reports, &nodes, &leases) })
 	g.Go(func() error {
 		secrets = Secrets(gctx, c, client.HasLabels{v1alpha1.LabelPeering, v1alpha1.LabelPlane})
 		return nil
 	})
-	g.Go(func() (err error) { weak, err = weakPolicies(gctx, c); return err })
+	g.Go(func() (err error) { weak, changed, err = WeakPolicies(gctx, c); return err })
 	g.Go(func() error {
 		err := c.List(gctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
 		return lo.Ternary(apierrors.IsForbidden(err), nil, err)
@@ -218,9 +218,8 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		if err != nil { // an invalid Peering does not hide the others
 			v = emptyView(c, p.Name, cmp.Or(p.Spec.Remote.Name, p.Name), p.Spec.Remote.ClusterID, Unknown, fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err))
 		}
-		v.PresharedKeyExchange = WeakestKeyExchange(p, secrets)
-		v.Images = imagesOf(p.Name, pods.Items)
-		messages := append([]string{v.Message}, warnings(v, departed, ownerlessObjects(p, owned), weak)...)
+		v.PresharedKeyExchange, v.Images = WeakestKeyExchange(p, secrets), imagesOf(p.Name, pods.Items)
+		messages := append([]string{v.Message}, warnings(v, c.Kubectl, departed, ownerlessObjects(p, owned), slices.Concat(weak, beats.ofVersion(c.Version, changed)))...)
 		v.Message = strings.Join(lo.Compact(messages), "; ")
 		views = append(views, v)
 	}
@@ -235,13 +234,14 @@ func emptyView(c *kube.Cluster, name, peer, peerID string, s State, message stri
 
 // warnings returns what needs attention and does not affect the state: nodes that have left, objects without their owner,
 // and admission policies without effect.
-func warnings(v View, departed int, ownerless, weak []string) (out []string) {
+func warnings(v View, kubectl string, departed int, ownerless, weak []string) (out []string) {
 	if v.CopiedFrom != "" {
 		return nil // peer is no remedy
 	}
 	if len(weak) > 0 {
-		out = append(out, fmt.Sprintf("admission policies are missing or do not deny, so that agents' tokens can write more than agents do: %s; "+
-			"kubectl liqonet peer %s %s sets them again", strings.Join(weak, ", "), failure.Quote(v.Cluster), failure.Quote(v.Peer)))
+		out = append(out, fmt.Sprintf("admission policies are missing or do not deny all that they should, so that agents' tokens can write more than agents do: %s; "+
+			"%s delete validatingadmissionpolicies,validatingadmissionpolicybindings --ignore-not-found %s && kubectl liqonet peer %s %s creates them again", // it keeps fields that others have added
+			strings.Join(weak, ", "), kubectl, strings.Join(weak, " "), failure.Quote(v.Cluster), failure.Quote(v.Peer)))
 	}
 	if departed > 0 {
 		out = append(out, fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s creates another one", departed, failure.Quote(v.Cluster), failure.Quote(v.Peer)))
@@ -628,6 +628,16 @@ func (h Heartbeats) Pod(name string) string {
 // Version returns the version of the agent that renews the Lease, empty if unknown.
 func (h Heartbeats) Version(name string) string {
 	return h[name].lease.Annotations[v1alpha1.AnnotationVersion]
+}
+
+// ofVersion returns the policies unless an agent has another version: its policies may differ from ours.
+func (h Heartbeats) ofVersion(version string, policies []string) []string {
+	for name := range h {
+		if v := h.Version(name); v != "" && v != version {
+			return nil
+		}
+	}
+	return policies
 }
 
 // Measurements returns the measurements in the agent's Lease, nil if there are none.
