@@ -343,7 +343,10 @@ func TestRangesThatAreNotOfPods(t *testing.T) {
 	for _, r := range []string{"0.0.0.0/0", "10.0.0.0/8", "10.80.1.0/24", "192.168.0.0/16", "10.244.3.0/24"} {
 		reported = append(reported, netip.MustParsePrefix(r))
 	}
-	kit.Check(t, "ranges of pods", fmt.Sprint(podRanges(p, append(reported, netip.Prefix{}))), "[10.244.3.0/24]")
+	both := p.DeepCopy()
+	both.Spec.Local.Pods = append(both.Spec.Local.Pods, kit.Mapping("fd00:10:244::/56", "fd00:10:70::/56"))
+	reported = append(reported, netip.MustParsePrefix("::/0"), netip.Prefix{})
+	kit.Check(t, "ranges of pods", fmt.Sprint(podRanges(both, reported)), "[10.244.3.0/24]")
 	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("10.244.200.5")}, Mapped: v1alpha1.IP{Addr: addr("10.70.32.1")}}}
 	taker := node("n2", "10.80.0.2", "172.18.0.3", 0)
 	taker.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.200.5")}}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
@@ -99,6 +104,39 @@ func TestReadKernel(t *testing.T) {
 	k = kernelOf(t, node, lossy, func() {})
 	kit.Check(t, "losses", k.Others.Losses, []probe.Loss{{To: router.Addr(), Sent: 200, Lost: 20}, {To: netip.MustParseAddr("192.0.2.8"), Sent: 100}})
 	lan.Output(t, "nft", "delete table ip lossy")
+
+	// Only packets that would leave unencrypted count, and only while the probe runs. A new table begins at zero.
+	peers := netip.MustParsePrefix("10.70.0.0/18")
+	send := func(ns *netns.NS, from, to string, packets int) {
+		ns.Do(t, func() error {
+			local, remote := net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))
+			conn, err := net.ListenUDP("udp4", local)
+			for range packets {
+				if err == nil {
+					_, err = conn.WriteTo([]byte("x"), remote)
+				}
+				if errors.Is(err, unix.EPERM) { // dropped here
+					err = nil
+				}
+			}
+			return errors.Join(err, conn.Close())
+		})
+	}
+	table := nat.Node{OverlayGroup: 1, OverlayPort: 6094, TunnelPort: 51840, Address: netip.MustParseAddr("10.80.0.1"), Remote: []netip.Prefix{peers}}
+	node.Do(t, func() error { return kit.Err(nat.ApplyNode(t.Context(), table)) })
+	lan.Addr(t, "eth0", netip.MustParsePrefix("10.70.0.9/18"))
+	send(node, "192.0.2.1:0", "10.70.0.1:9", 30)
+	k = kernelOf(t, node, task, func() {
+		time.Sleep(500 * time.Millisecond) // it takes a moment to start watching
+		send(node, "192.0.2.1:0", "10.70.0.1:9", 3)
+		send(lan, "10.70.0.9:0", "192.0.2.1:9", 30)
+	})
+	kit.Check(t, "packets that would have left unencrypted", k.Others.Unencrypted, uint64(3))
+	k = kernelOf(t, node, task, func() {
+		time.Sleep(500 * time.Millisecond)
+		node.Output(t, "nft", "delete", "table", "ip", nat.TableName)
+	})
+	kit.Check(t, "the same after the table was deleted", k.Others.Unencrypted, uint64(0))
 
 	lan.Addr(t, "eth0", netip.PrefixFrom(own.Addr(), 32)) // another machine has the node's address
 	node.Sysctl(t, "ipv4/conf/eth0/proxy_arp", "1")

@@ -2,12 +2,14 @@ package exchange
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -113,6 +115,9 @@ func TestFilter(t *testing.T) {
 	f := Filter{Own: own, NodeIPs: []v1alpha1.IP{ip("172.18.0.9")}}
 	got, _ := f.Usable(Announcement{NodeIPs: []v1alpha1.IP{ip("172.18.0.11"), ip("172.18.0.10"), ip("172.18.0.2"), ip("127.0.0.1"), ip("172.18.0.11")}})
 	kit.Check(t, "addresses of nodes", got.NodeIPs, []v1alpha1.IP{ip("172.18.0.10"), ip("172.18.0.11")}, comparable)
+	f = Filter{Endpoints: []string{"172.18.0.9:31820"}, NodeIPs: []v1alpha1.IP{ip("203.0.113.9")}}
+	got, _ = f.Usable(Announcement{NodeIPs: []v1alpha1.IP{ip("172.18.0.11"), ip("203.0.113.10")}})
+	kit.Check(t, "addresses of nodes, where all were public", got.NodeIPs, []v1alpha1.IP{ip("203.0.113.10")}, comparable)
 }
 
 func TestChannel(t *testing.T) {
@@ -200,6 +205,7 @@ func TestConnectionsAreReplaced(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	server := New(addr("127.41.8.1"), addr("127.41.8.2"), false, notify.NewSignal())
 	client := New(addr("127.41.8.2"), addr("127.41.8.1"), true, notify.NewSignal())
+	kit.Check(t, "time until a new connection", client.age, announceInterval)
 	client.age = 500 * time.Millisecond
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -322,6 +328,47 @@ func TestStranger(t *testing.T) {
 	}
 	if h := stranger.Received(); h != nil {
 		t.Errorf("the stranger has received %v", h)
+	}
+}
+
+// New connections do not renew the budget of the peer's frames, and have one themselves.
+func TestBudgetOfConnections(t *testing.T) {
+	for name, tt := range map[string]struct {
+		frames, calls int
+		// each is set if the test looks at each connection before it opens the next, else it looks at the last one.
+		each, ends bool
+	}{
+		"too many frames":      {perGap, 4, true, true},
+		"too many connections": {0, 6 * perGap, false, true},
+		"within both":          {1, 3, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			server := New(addr("127.41.9.1"), addr("127.41.9.2"), false, notify.NewSignal())
+			var all sync.WaitGroup
+			defer all.Wait()
+			defer cancel()
+			all.Go(func() { t.Log(server.Connect(ctx)) })
+			d, isEnded := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr("127.41.9.2"), 0))}, false
+			for i := range tt.calls {
+				var c net.Conn
+				kit.Eventually(t, 5*time.Second, "the server listens", func() (err error) {
+					c, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(addr("127.41.9.1"), Port).String())
+					return err
+				})
+				defer func() { _ = c.Close() }()
+				_, err := c.Write(bytes.Repeat(frame(frameVersion, typeAnnouncement, "{}"), tt.frames))
+				kit.NoError(t, cmp.Or(err, c.SetReadDeadline(time.Now().Add(300*time.Millisecond))))
+				if tt.each || i == tt.calls-1 {
+					_, err = io.Copy(io.Discard, c)
+					isEnded = !errors.Is(err, os.ErrDeadlineExceeded)
+				}
+				if isEnded {
+					break
+				}
+			}
+			kit.Check(t, "ended", isEnded, tt.ends)
+		})
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/liveness"
@@ -464,6 +465,7 @@ func TestInvalidQuestions(t *testing.T) {
 	l.await(t, "the valid one is answered", func(liveness.State) bool {
 		_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond)) // a socket has deadlines
 		n, err := c.Read(buf)
+		kit.ErrorIf(t, err == nil && n != len(valid), "an invalid one of %d bytes is answered", n)
 		return err == nil && n == len(valid)
 	})
 	l.responder.Push()
@@ -491,6 +493,60 @@ func TestBrokenSocket(t *testing.T) {
 			"%s: read %d times, closed: %t", tt.name, conn.reads, conn.closed)
 	}
 }
+
+// A change is pushed only to requesters of the last 15 s, and never in a large packet.
+func TestPushIsForRecentRequesters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &playedConn{received: make(chan received), sent: map[string][]int{}}
+		r := &liveness.Responder{
+			OnRequest: func(netip.Addr, liveness.Request) bool { return true },
+			State:     func(netip.Addr) liveness.Answer { return liveness.Answer{} },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _ = r.Serve(ctx, conn) }()
+		small := measuring()
+		small[6] = 0
+		conn.received <- received{small, "192.0.2.1"}
+		conn.received <- received{append(bytes.Clone(small), make([]byte, 1368)...), "192.0.2.2"}
+		synctest.Wait()
+		r.Push()
+		kit.Check(t, "sent", conn.sent, map[string][]int{"192.0.2.1": {32, 32}, "192.0.2.2": {1400}})
+		time.Sleep(16 * time.Second)
+		r.Push()
+		kit.Check(t, "sent later", conn.sent, map[string][]int{"192.0.2.1": {32, 32}, "192.0.2.2": {1400}})
+		cancel()
+		close(conn.received)
+	})
+}
+
+// playedConn receives packets from a channel, and records the sizes of those that are sent.
+type playedConn struct {
+	net.PacketConn
+	received chan received
+	sent     map[string][]int
+}
+
+type received struct {
+	packet []byte
+	from   string
+}
+
+func (c *playedConn) ReadFrom(b []byte) (int, net.Addr, error) {
+	r, ok := <-c.received
+	if !ok {
+		return 0, nil, net.ErrClosed
+	}
+	return copy(b, r.packet), net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(r.from), 7)), nil
+}
+
+func (c *playedConn) WriteTo(b []byte, to net.Addr) (int, error) {
+	by := to.(*net.UDPAddr).IP.String()
+	c.sent[by] = append(c.sent[by], len(b))
+	return len(b), nil
+}
+
+func (c *playedConn) Close() error { return nil }
 
 var errBroken = errors.New("broken")
 

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -230,6 +231,23 @@ func TestNamesAreLines(t *testing.T) {
 	kit.NoError(t, o.Set("name"))
 	kit.NoError(t, o.Print(&out, "Test", nil, nil, []string{"peering/a\npeering/b", "peering/c\r\x1b\u202e"}))
 	kit.Check(t, "the names", out.String(), "peering/a; peering/b\npeering/c\ufffd\ufffd\ufffd\n")
+}
+
+type stringer string
+
+func (s stringer) String() string { return string(s) }
+
+// Whatever the type of a value, it is one line that does not control the terminal. So are the heads of tables.
+func TestValuesAreLines(t *testing.T) {
+	const hostile, want = "\na\n\n \n\tb\x1b[2J\u202e\n", "a;  b\ufffd[2J\ufffd"
+	for _, v := range []any{hostile, errors.New(hostile), stringer(hostile), Colored{Value: hostile}, Colored{Value: errors.New(hostile)}} {
+		var out bytes.Buffer
+		To(&out).Printf("%v\n", v)
+		kit.Check(t, fmt.Sprintf("%T", v), out.String(), want+"\n")
+		out.Reset()
+		(&Format{}).Table(&out, []string{hostile, "end"}, [][]any{{v, "end"}})
+		kit.Check(t, fmt.Sprintf("table of %T", v), out.String(), strings.ToUpper(want)+"   END\n"+want+"   end\n")
+	}
 }
 
 // What libraries log, such as what an API server answers, does not control the terminal.
