@@ -4,14 +4,17 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/kubetest"
@@ -98,4 +101,14 @@ func TestWeakPolicies(t *testing.T) {
 	}))
 	kit.NoError(t, err)
 	kit.Check(t, "a server without the API", weak, all)
+}
+
+// Policies that differ are no news while agents have another version: theirs may differ.
+func TestChangedPoliciesOfAnotherVersion(t *testing.T) {
+	for version, want := range map[string][]string{"v2": {"x"}, "": {"x"}, "v1": nil} {
+		l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "l", Annotations: map[string]string{v1alpha1.AnnotationVersion: version}}}
+		beats := Heartbeats{}
+		beats.Observe([]*coordinationv1.Lease{l}, time.Now())
+		kit.Check(t, "agents of version "+version, beats.ofVersion("v2", []string{"x"}), want)
+	}
 }
