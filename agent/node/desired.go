@@ -436,7 +436,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			g.rank = lo.Ternary(status.NodeName == l.name, -1, (place+node)%len(p.Spec.Planes))
 		}
 		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{
-			Pod: g.pod, VNI: vni, Overlay: gatewayAddr, Local: status.NodeName == l.name, IsInitiator: plane.Role == v1alpha1.Client,
+			Pod: g.pod, VNI: vni, Overlay: gatewayAddr, PeerGateway: g.remote, Local: status.NodeName == l.name, IsInitiator: plane.Role == v1alpha1.Client,
 			Link: g.link, Remote: ranges, LimitNew: uint32(p.Spec.Limits.NewConnections),
 		})
 	}

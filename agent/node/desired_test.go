@@ -92,7 +92,7 @@ func TestDesire(t *testing.T) {
 	}
 	rangesB := []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}
 	rangesC := []netip.Prefix{prefix("10.245.0.0/16"), prefix("10.71.0.0/18")}
-	toB := nat.NodeGateway{Pod: addr("10.244.9.2"), VNI: 8<<13 | 7, Overlay: gwB, Link: "loq2-0", Remote: rangesB, LimitNew: 1000}
+	toB := nat.NodeGateway{Pod: addr("10.244.9.2"), VNI: 8<<13 | 7, Overlay: gwB, PeerGateway: addr("10.70.0.1"), Link: "loq2-0", Remote: rangesB, LimitNew: 1000}
 	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), address: gwB, link: "loq2-0", isOnlyPlane: true}
 	waiting := gatewayB
 	waiting.pod, waiting.mtu = netip.Addr{}, 0
@@ -117,7 +117,7 @@ func TestDesire(t *testing.T) {
 		first.isOnlyPlane, first.rank = false, 1
 		return desired{
 			overlay: overlay.State{Links: []overlay.Link{vxlanB, vxlan3}, Rules: rules, Routes: routes},
-			nat:     natWith(rangesB, toB, nat.NodeGateway{Pod: addr("10.244.8.8"), VNI: 11<<13 | 7, Overlay: gw3, Local: true, IsInitiator: true, Link: "loq2-3", Remote: rangesB, LimitNew: 1000}),
+			nat:     natWith(rangesB, toB, nat.NodeGateway{Pod: addr("10.244.8.8"), VNI: 11<<13 | 7, Overlay: gw3, PeerGateway: addr("10.70.0.9"), Local: true, IsInitiator: true, Link: "loq2-3", Remote: rangesB, LimitNew: 1000}),
 			gateways: []gateway{first, {
 				peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, tunnelTarget: addr("192.0.2.7"),
 				remote: addr("10.70.0.9"), address: gw3, link: "loq2-3", rank: -1,
@@ -151,7 +151,7 @@ func TestDesire(t *testing.T) {
 						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("loq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat:      natWith(slices.Concat(rangesC, rangesB), nat.NodeGateway{Pod: addr("10.244.9.1"), VNI: 4<<13 | 7, Overlay: gwC, Link: "loq1-0", Remote: rangesC}, toB),
+				nat:      natWith(slices.Concat(rangesC, rangesB), nat.NodeGateway{Pod: addr("10.244.9.1"), VNI: 4<<13 | 7, Overlay: gwC, PeerGateway: addr("10.71.0.1"), Link: "loq1-0", Remote: rangesC}, toB),
 				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), address: gwC, link: "loq1-0", isOnlyPlane: true}, gatewayB},
 			},
 		},

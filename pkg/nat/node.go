@@ -46,8 +46,8 @@ type NodeGateway struct {
 	// Pod is the address of the gateway's pod, and the outer source of its packets. VNI is that of its link to this node.
 	Pod netip.Addr
 	VNI uint32
-	// Overlay is the gateway's overlay address.
-	Overlay netip.Addr
+	// Overlay is the gateway's overlay address, and PeerGateway that of the peer's gateway, invalid if it is not known.
+	Overlay, PeerGateway netip.Addr
 	// Local is true if the gateway runs on this node.
 	Local bool
 	// IsInitiator is true if the gateway is the tunnel's client: it connects to the peer's gateway.
@@ -66,6 +66,7 @@ func (n Node) validate() error {
 	for _, g := range n.Gateways {
 		addrs, prefixes = append(addrs, g.Pod, g.Overlay), append(prefixes, g.Remote...)
 	}
+	addrs = append(addrs, n.asked()...)
 	return onlyIPv4(addrs, prefixes)
 }
 
@@ -78,7 +79,7 @@ func (n Node) table() table {
 		family: nftables.TableFamilyIPv4,
 		sets: []set{
 			prefixSet(setPods, n.Pods), prefixSet(setOwnPods, n.OwnPods), prefixSet(setRemote, n.Remote),
-			addrSet(setHosts, n.Hosts), addrSet(setOverlay, overlay), addrSet(setCallers, n.initiators()),
+			addrSet(setHosts, n.Hosts), addrSet(setOverlay, overlay), addrSet(setAsked, n.asked()), addrSet(setCallers, n.initiators()),
 			addrSet(setGateways, lo.Map(n.Gateways, pod)), addrSet(setLocalGateways, lo.Map(local, pod)),
 			n.senders(),
 		},
@@ -360,6 +361,8 @@ func (n Node) toPeers() rules {
 //   - A service may send a packet from elsewhere to a remote endpoint. The reply has to return through this node,
 //     because only this node knows the translation. Pods of other nodes call services with addresses in the pod ranges,
 //     and on EKS all hosts nearby do.
+//   - Gateways trust what a node reports in its requests (package liveness), so nobody else may ask them with its address:
+//     users choose the addresses to which services lead.
 //   - UDP packets leave with the node's address, from ports that no service uses. The peer's gateway recognizes replies
 //     by their ports, since it tracks no connections (see Gateway.toNodes).
 //   - Packets to peers are not masqueraded: masquerading drops a connection when its route moves to another interface.
@@ -374,6 +377,10 @@ func (n Node) source() rules {
 	return rules{
 		{"from this node", concat(out, fromLocal(), jump("as-node"))},
 		{
+			"only this node asks gateways", concat(out, not(from(setOwnPods)), to(setAsked),
+				dportWithin(unix.IPPROTO_UDP, wire.FirstPort, wire.LastPort), drop(hookPostrouting, "to-gateway")),
+		},
+		{
 			"from elsewhere to services with remote endpoints",
 			concat(out, destinationTranslated(), not(from(setOwnPods)), jump("as-node")),
 		},
@@ -384,6 +391,12 @@ func (n Node) source() rules {
 		{"peers keep their source", concat(in, snatToSelf())},
 		{"tunnels that gateways on this node open", concat(from(setCallers), udpSport(n.TunnelPort), masquerade())},
 	}
+}
+
+// asked returns the gateways to which nodes send requests: this cluster's, and those of peers.
+func (n Node) asked() []netip.Addr {
+	all := lo.FlatMap(n.Gateways, func(g NodeGateway, _ int) []netip.Addr { return []netip.Addr{g.Overlay, g.PeerGateway} })
+	return lo.Uniq(lo.Filter(all, func(a netip.Addr, _ int) bool { return a.IsValid() }))
 }
 
 // initiators returns the gateways on this node that initiate their tunnel. A server needs no rule: its replies

@@ -83,6 +83,7 @@ const (
 	setLocalGateways = "local-gateways"
 	setOverlay       = "gateways-overlay"
 	setCallers       = "calling-gateways"
+	setAsked         = "asked-gateways"
 	setSenders       = "senders"
 )
 

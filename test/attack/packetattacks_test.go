@@ -33,8 +33,8 @@ const (
 	formerNode    = "former node"
 )
 
-func (n *scene) attacks() []attack {
-	return append(append(n.fromPeers(), n.fromLocalGateway()...), n.fromNeighbors()...)
+func (n *scene) attacks(t *testing.T) []attack {
+	return append(append(n.fromPeers(), n.fromLocalGateway()...), n.fromNeighbors(t)...)
 }
 
 // What the product's rules are called.
@@ -168,7 +168,7 @@ func (n *scene) fromLocalGateway() (out []attack) {
 }
 
 // fromNeighbors are the attacks of pods and hosts on the same network.
-func (n *scene) fromNeighbors() []attack {
+func (n *scene) fromNeighbors(t *testing.T) []attack {
 	a, gateway := n.A, &n.A.Side
 	near, far := a.Nodes[0], a.Nodes[1]
 	peer := n.B.Nodes[0].Pod
@@ -200,6 +200,14 @@ func (n *scene) fromNeighbors() []attack {
 	}
 	toNode, toGateway := n.toNode, n.toGateway
 	onlyEncrypted := n.nodeRule("encrypted-only", "nothing leaves unencrypted")
+	// A pod of another node, or a host, uses a service by way of a node. That sends with its own address.
+	onlyNodes := n.nodeRule("source", "only this node asks gateways")
+	byService := func(service netip.Addr) func() error {
+		return func() error {
+			way(t, n.LAN.NS, tableOut, &netlink.Route{Gw: far.Host.Addr.AsSlice()}, "eth0")
+			return n.led(n.LAN.NS, tableOut, packet(n.LAN.Addr, service, liveness.Port))
+		}
+	}
 	var byVXLAN []attack
 	if n.kind == overlay.VXLAN { // Geneve takes nothing from a source that it was not told
 		byVXLAN = []attack{{lanHost, "that knows the secret, to the gateway in the overlay, with the address of a peer's pod", all(n.nodeRule("guard", byOverlayOnly), n.closedInput(gateway, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
@@ -283,10 +291,16 @@ func (n *scene) fromNeighbors() []attack {
 				return plainly(near.Pod.NS, near.Pod.Addr, gateway.Overlay.Addr)(liveness.Port)
 			})
 		}},
-		{rawPod, "asks the gateway whether the tunnel works, in the name of another node", n.nodeRule("to-peers", "only pods reach peers"), func(t *testing.T) bool {
+		{rawPod, "asks the gateway whether the tunnel works, in the name of another node", all(n.nodeRule("to-peers", "only pods reach peers"), onlyNodes), func(t *testing.T) bool {
 			return n.reaches(t, gateway.Gateway.NS, netip.Addr{}, func() error {
 				return plainly(near.Pod.NS, far.Overlay.Addr, gateway.Overlay.Addr)(liveness.Port)
 			})
+		}},
+		{plainPod, "asks the gateway whether the tunnel works, in the name of a node, by a service that leads there", onlyNodes, func(t *testing.T) bool {
+			return n.reaches(t, gateway.Gateway.NS, far.Overlay.Addr, byService(toOwn))
+		}},
+		{plainPod, "asks the peer's gateway, in the name of a node, by a service that leads there", onlyNodes, func(t *testing.T) bool {
+			return n.reaches(t, n.B.Gateway.NS, far.Overlay.Mapped, byService(toPeers))
 		}},
 		{plainPod, "to a UDP port of the gateway by IPv6", n.closedInput(gateway, nftables.TableFamilyIPv6, ", IPv6"), n.byIPv6},
 	}...)
@@ -392,7 +406,7 @@ func TestAttackPackets(t *testing.T) {
 		kinds = append(kinds, overlay.Geneve)
 	}
 	for _, kind := range kinds {
-		t.Run(string(kind), func(t *testing.T) { run(t, newScene(t, kind).attacks()) })
+		t.Run(string(kind), func(t *testing.T) { run(t, newScene(t, kind).attacks(t)) })
 	}
 }
 

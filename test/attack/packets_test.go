@@ -80,6 +80,8 @@ func newScene(t *testing.T, kind overlay.Kind) *scene {
 		n.A.Nodes[i].Do(t, dataplane.AcceptForward)
 		// A service that leads to a pod of the second node.
 		n.A.Nodes[i].Do(t, func() error { return serve(clusterIP, n.A.Nodes[1].Pod.Addr) })
+		// Users may choose the addresses to which services lead.
+		n.A.Nodes[i].Do(t, func() error { return errors.Join(serve(toOwn, n.A.Overlay.Addr), serve(toPeers, n.B.Overlay.Mapped)) })
 		n.LAN.Route(t, netip.PrefixFrom(n.A.Nodes[i].Pod.Addr, 24).Masked(), n.A.Nodes[i].Host.Addr)
 		dataplane.Plugin(
 			t, n.A.Nodes[i].NS,
@@ -116,6 +118,8 @@ func newScene(t *testing.T, kind overlay.Kind) *scene {
 var (
 	// clusterIP is a service of A.
 	clusterIP = addr("10.96.0.20")
+	// toOwn and toPeers are services that lead to A's gateway, and to B's.
+	toOwn, toPeers = addr("10.96.0.21"), addr("10.96.0.22")
 	// hidden is a host that is not exposed.
 	hidden = addr("172.18.9.10")
 )

@@ -392,7 +392,7 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 		}
 		n.Remote = append(n.Remote, remote...)
 		n.Gateways = append(n.Gateways, nat.NodeGateway{
-			Pod: s.Gateway.Addr, VNI: lo.Must(ipam.VNI(s.number, i+1)), Overlay: s.Overlay.Addr, Local: i == 0, IsInitiator: c.Name == "a",
+			Pod: s.Gateway.Addr, VNI: lo.Must(ipam.VNI(s.number, i+1)), Overlay: s.Overlay.Addr, PeerGateway: s.peerGateway, Local: i == 0, IsInitiator: c.Name == "a",
 			Link: s.Link(), Remote: remote,
 		})
 	}
