@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,9 +10,11 @@ import (
 	"net/http"
 	goruntime "runtime"
 	"runtime/metrics"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/samber/lo"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -90,8 +93,11 @@ type limitedBody struct {
 	isStream bool
 	maxHeap  uint64
 	size     int64
-	// depth is the number of open objects and arrays. inString and escaped tell where the last byte was.
-	depth             int
+	// containers are the names of the open objects and arrays. key is the last name, and text the start of the last string.
+	containers []string
+	key        string
+	text       []byte
+	// inString and escaped tell where the last byte was.
 	inString, escaped bool
 	// quantity is the value that is being read, if it may be a quantity.
 	quantity quantity
@@ -114,7 +120,9 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 func (b *limitedBody) count(c byte) {
 	b.size += perByte
 	if c == '"' && !b.escaped || !b.inString && strings.IndexByte(",:[]{} \t\r\n", c) >= 0 {
-		b.size += b.quantity.cost()
+		if b.quantity.digits > 0 && b.isQuantity() {
+			b.size += b.quantity.cost()
+		}
 		b.quantity = quantity{}
 	} else {
 		b.quantity.add(c)
@@ -124,22 +132,82 @@ func (b *limitedBody) count(c byte) {
 		b.escaped = false
 	case b.inString:
 		b.escaped, b.inString = c == '\\', c != '"'
+		if b.inString && len(b.text) <= longestName {
+			b.text = append(b.text, c)
+		}
 	case c == '"':
-		b.inString = true
+		b.inString, b.text = true, b.text[:0]
+	case c == ':':
+		b.key = nameOf(b.text)
 	case c == '{' || c == '[':
-		b.depth++
+		b.containers = append(b.containers, b.key)
 		b.size += perValue
 	case c == 'n': // null
 		b.size += perValue
 	case c == ',':
 		b.size += perElement
 	case c == '}' || c == ']':
-		if b.depth--; b.depth <= 0 && b.isStream {
+		if last := len(b.containers) - 1; last >= 0 {
+			b.containers, b.key = b.containers[:last], b.containers[last]
+		}
+		if len(b.containers) == 0 && b.isStream {
 			b.size = 0
 		}
-	case c == '\n' && b.depth <= 0 && b.isStream:
+	case c == '\n' && len(b.containers) == 0 && b.isStream:
 		b.size = 0
 	}
+}
+
+const (
+	// anyName is a name with an escape, which may stand for each name, and root the object of a response.
+	anyName, root = "any", "root"
+	longestName   = 24
+)
+
+// quantityMaps are the names of the maps and lists whose values Kubernetes parses as quantities, in any kind.
+// quantityFields are other quantities, after the name of their object. Elsewhere users may write the same strings, in
+// labels for example, and nothing parses them.
+var (
+	quantityMaps = strings.Fields("allocatable allocatedResources capacity consumedCapacity counters default defaultRequest hard limits max maxLimitRequestRatio min " +
+		"overhead podFixed requests used validValues")
+	quantityFields = strings.Fields("root/capacity root/maximumVolumeSize items/capacity items/maximumVolumeSize object/capacity object/maximumVolumeSize " +
+		"current/averageValue current/value target/averageValue target/value emptyDir/sizeLimit resourceFieldRef/divisor scaleDown/tolerance scaleUp/tolerance " +
+		"mapping/capacityMultiplier mapping/deviceMultiplier mapping/quantity requestPolicy/default validRange/max validRange/min validRange/step")
+	knownNames = func() map[string]string {
+		known := map[string]string{}
+		for _, name := range quantityMaps {
+			known[name] = name
+		}
+		for _, field := range quantityFields {
+			of, name, _ := strings.Cut(field, "/")
+			known[of], known[name] = of, name
+		}
+		return known
+	}()
+)
+
+// nameOf returns a name that matters for quantities, else "".
+func nameOf(text []byte) string {
+	if bytes.IndexByte(text, '\\') >= 0 {
+		return anyName
+	}
+	return knownNames[string(text)]
+}
+
+// isQuantity reports whether Kubernetes may parse the last value as a quantity.
+func (b *limitedBody) isQuantity() bool {
+	last := len(b.containers) - 1
+	if last < 0 {
+		return false
+	}
+	of := b.containers[last]
+	isIn := func(i int) bool {
+		return i >= 0 && (b.containers[i] == anyName || slices.Contains(quantityMaps, b.containers[i]))
+	}
+	if b.key == anyName || isIn(last) || isIn(last-1) { // a map may have objects with quantities
+		return true
+	}
+	return slices.Contains(quantityFields, lo.Ternary(last == 0, root, of)+"/"+b.key)
 }
 
 // quantity counts the digits of a value that Kubernetes may parse as a quantity, such as "1e-9" (resource.ParseQuantity). It calculates with

@@ -10,15 +10,21 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
+	"reflect"
+	goruntime "runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -47,10 +53,10 @@ func clientOf(t *testing.T, write func(w http.ResponseWriter, r *http.Request)) 
 
 // allocated returns how many bytes a function allocates.
 func allocated(f func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
+	var before, after goruntime.MemStats
+	goruntime.ReadMemStats(&before)
 	f()
-	runtime.ReadMemStats(&after)
+	goruntime.ReadMemStats(&after)
 	return after.TotalAlloc - before.TotalAlloc
 }
 
@@ -112,7 +118,13 @@ func TestResponsesAreBounded(t *testing.T) {
 		"one between spaces":                  quantity("\" \u20031E-2147483640\u00a0 \""),
 		"a long one with an exponent":         quantity(`"-0.1234567890123456789012345e2000000000"`),
 		"a long one":                          quantity(`"` + strings.Repeat("1", 1<<22) + `"`),
-		"many of them":                        quantity(strings.Repeat(`"1e-99999","memory":`, 1000) + `"1"`),
+		"one whose name is escaped": func(w io.Writer) error {
+			return kit.Err(fmt.Fprint(w, `{"items":[{"spec":{"containers":[{"resources":{"lim\u0069ts":{"cpu":"1e-2147483640"}}}]}}]}`))
+		},
+		"one of its own": func(w io.Writer) error {
+			return kit.Err(fmt.Fprint(w, `{"items":[{"spec":{"volumes":[{"name":"x","emptyDir":{"medium":"","sizeLimit":"1e-2147483640"}}]}}]}`))
+		},
+		"many of them": quantity(strings.Repeat(`"1e-99999","memory":`, 1000) + `"1"`),
 		"containers of a pod": func(w io.Writer) error {
 			fmt.Fprint(w, `{"items":[{"spec":{"containers":[`)
 			return repeat(w, "{},", 8<<20)
@@ -248,8 +260,8 @@ func TestQuantitiesAreRead(t *testing.T) {
 	long := strings.Repeat("9", 64)
 	c := clientOf(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		items := strings.Repeat(`{"metadata":{"uid":"12345678-1234-4234-823e-123456789012","labels":{"hash":"12e4567","sum":"1e1234567","n":"`+long+`"}},
-			"spec":{"containers":[{"resources":{"limits":{"cpu":"250m","memory":"1.5Gi","x":"1e-9","y":"12345678901234567890","z":1e3}}}]}},`, pageSize)
+		items := strings.Repeat(`{"metadata":{"uid":"12345678-1234-4234-823e-123456789012","labels":{"hash":"12e4567","sum":"1e1234567","n":"`+long+`","capacity":"1e-2147483640"},"annotations":{"sizeLimit":"1e-2147483640","long":"`+strings.Repeat("1", 1<<10)+`"},"name":"1e-2147483640"},
+			"spec":{"containers":[{"args":["1e-2147483640"],"env":[{"name":"capacity","value":"1e-2147483640"}],"resources":{"limits":{"cpu":"250m","memory":"1.5Gi","x":"1e-9","y":"12345678901234567890","z":1e3}}}]}},`, pageSize)
 		fmt.Fprint(w, `{"items":[`+strings.TrimSuffix(items, ",")+`]}`)
 	})
 	var pods corev1.PodList
@@ -286,7 +298,7 @@ func TestWatchesAreBounded(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	cfg := &rest.Config{Host: server.URL}
-	runtime.GC() // what earlier tests left would count as if it were needed
+	goruntime.GC() // what earlier tests left would count as if it were needed
 	limit := heap() + 128<<20
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return limiter{next, limit} })
 	mapper := meta.NewDefaultRESTMapper(nil)
@@ -307,7 +319,7 @@ func TestWatchesAreBounded(t *testing.T) {
 	if err != nil || !isBounded {
 		t.Errorf("all of its objects were read; %v", err)
 	}
-	b := &limitedBody{ReadCloser: io.NopCloser(strings.NewReader(`{"cpu":"1e-2147483640"}` + "\n")), isStream: true, maxHeap: maxHeap}
+	b := &limitedBody{ReadCloser: io.NopCloser(strings.NewReader(`{"object":{"status":{"capacity":{"cpu":"1e-2147483640"}}}}` + "\n")), isStream: true, maxHeap: maxHeap}
 	if _, err := io.Copy(io.Discard, b); err == nil {
 		t.Error("an event with a large quantity was read")
 	}
@@ -358,4 +370,53 @@ func TestListsArePaged(t *testing.T) {
 	if err := c.List(t.Context(), &corev1.PodList{}); err == nil {
 		t.Error("an endless list was read")
 	}
+}
+
+// All names are known by which the kinds that commands may decode have quantities.
+func TestQuantitiesAreKnown(t *testing.T) {
+	quantity := reflect.TypeFor[resource.Quantity]()
+	inMaps, fields, seen := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	var walk func(of reflect.Type, key string, isElement bool)
+	walk = func(of reflect.Type, key string, isElement bool) {
+		id := fmt.Sprint(of.PkgPath(), of, "/", key, isElement)
+		switch {
+		case seen[id]:
+			return
+		case of == quantity && isElement:
+			inMaps[key] = true
+		case of.Kind() == reflect.Pointer:
+			walk(of.Elem(), key, isElement)
+		case of.Kind() == reflect.Slice || of.Kind() == reflect.Map:
+			seen[id] = true
+			walk(of.Elem(), key, true)
+		case of.Kind() == reflect.Struct && of != quantity:
+			seen[id] = true
+			for i := range of.NumField() {
+				f := of.Field(i)
+				name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+				switch is := f.Type; {
+				case name == "-":
+				case is == quantity || is.Kind() == reflect.Pointer && is.Elem() == quantity:
+					fields[key+"/"+name] = true
+				case f.Anonymous && (name == "" || strings.Contains(options, "inline")):
+					walk(is, key, isElement)
+				default:
+					walk(is, name, false)
+				}
+			}
+		}
+	}
+	s := runtime.NewScheme()
+	kit.NoError(t, errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s)))
+	for _, of := range s.AllKnownTypes() {
+		walk(of, root, false)
+	}
+	for name := range inMaps {
+		kit.ErrorIf(t, !slices.Contains(quantityMaps, name) || len(name) > longestName, "the map %s is not known", name)
+	}
+	for field := range fields {
+		of, name, _ := strings.Cut(field, "/")
+		kit.ErrorIf(t, !slices.Contains(quantityFields, field) && !slices.Contains(quantityMaps, of) || len(name) > longestName, "the field %s is not known", field)
+	}
+	kit.ErrorIf(t, len(inMaps) < 10 || len(fields) < 10, "only %d maps and %d fields were found", len(inMaps), len(fields))
 }
