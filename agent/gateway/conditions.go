@@ -34,6 +34,8 @@ type conditions struct {
 	last []metav1.Condition
 	// degraded is why some packets do not pass.
 	degraded string
+	// partly are the planes through which some nodes do not reach the peer, and others do.
+	partly map[int32]partlyReached
 	// reports are what nodes report to the API server.
 	reports map[netip.Addr]nodeReport
 	// others observes the other gateways.
@@ -57,6 +59,7 @@ func (c *conditions) read(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 		c.reports[addr] = r
 	}
 	c.degraded = degradedCondition(p, nodes)
+	c.partly = partlyReachedPlanes(p, nodes, c.partly)
 	c.others.SetPlanes(p.Spec.Planes)
 }
 
@@ -173,6 +176,12 @@ func (c *conditions) current(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, aliv
 	if len(lost) > 0 && planes > 1 {
 		problem = strings.TrimPrefix(problem+"; no packets pass through "+pluralize("plane", lost), "; ")
 	}
+	for _, plane := range p.Spec.Planes {
+		// A plane that fails or starts is not noticed by all nodes at the same time.
+		if partly, is := c.partly[plane.Index]; is && alive[plane.Index] && time.Since(partly.since) >= partlyAfter {
+			problem = strings.TrimPrefix(fmt.Sprintf("%s; the peer is not reached through plane %d from %s", problem, plane.Index, partly.from), "; ")
+		}
+	}
 	switch {
 	case connected.Status == no:
 		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
@@ -260,6 +269,40 @@ func degradedCondition(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string
 		tooSmall = fmt.Sprintf("left out, with an MTU below %d bytes, or below %d bytes to a gateway: %s", minUnderlayMTU, minNodeMTU, summarizeNames(small))
 	}
 	return strings.Join(lo.Compact([]string{problem, tooSmall, p.OutsidePodMessage(nodes)}), "; ")
+}
+
+// partlyReached are the nodes that do not reach the peer through a plane, and since when there are any.
+type partlyReached struct {
+	from  string
+	since time.Time
+}
+
+// partlyAfter is how long that lasts until it is reported.
+const partlyAfter = 30 * time.Second
+
+// partlyReachedPlanes returns the planes through which some nodes reach the peer, and others only through another one. The
+// peer's packets to those get lost on that plane. before is the last result.
+func partlyReachedPlanes(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, before map[int32]partlyReached) map[int32]partlyReached {
+	ready := func(n *v1alpha1.NodeNetwork, plane int32) bool {
+		return ptr.Deref(n.Gateway(p.Name, plane), v1alpha1.NodeGateway{}).Ready
+	}
+	out := map[int32]partlyReached{}
+	for _, plane := range p.Spec.Planes {
+		var not []string
+		isReached := false
+		for _, n := range overlayNodes(p, nodes) {
+			if ready(n, plane.Index) {
+				isReached = true
+			} else if slices.ContainsFunc(p.Spec.Planes, func(other v1alpha1.Plane) bool { return ready(n, other.Index) }) {
+				not = append(not, n.Name)
+			}
+		}
+		if isReached && len(not) > 0 {
+			last, was := before[plane.Index]
+			out[plane.Index] = partlyReached{summarizeNames(not), lo.Ternary(was, last.since, time.Now())}
+		}
+	}
+	return out
 }
 
 // summarizeNames names the first nodes in alphabetical order, and how many there are.

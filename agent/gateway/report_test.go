@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
@@ -107,4 +108,31 @@ func TestDegraded(t *testing.T) {
 	if got := degradedCondition(p, nodes); got != want || !strings.Contains(got, "pod 192.168.77.5 of node n4 is outside") {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
+}
+
+// A node that is cut off from one of two gateways loses the packets that the peer sends through it. If no node reaches the
+// peer through a plane, the plane is down, which is reported elsewhere.
+func TestDegradedThroughOnePlane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, 3, time.Second)
+		message := func() string {
+			kit.NoError(t, w.api.Get(t.Context(), client.ObjectKeyFromObject(w.peering), w.peering))
+			return meta.FindStatusCondition(w.peering.Status.Conditions, v1alpha1.ConditionDegraded).Message
+		}
+		w.pass(t, time.Minute)
+		kit.MustBe(t, "all is well", w.text(), "True True False True")
+		w.nodes[2].cutOff[1] = true
+		w.pass(t, time.Minute)
+		kit.Check(t, "one node", w.text()+": "+message(), "False True True True: the peer is not reached through plane 1 from node "+w.nodes[2].report.Name)
+		for _, n := range w.nodes {
+			n.cutOff[1] = true
+		}
+		w.pass(t, time.Minute)
+		kit.Check(t, "all nodes", w.text()+": "+message(), "False True True False: no packets pass through plane 1")
+		for _, n := range w.nodes {
+			clear(n.cutOff)
+		}
+		w.pass(t, 2*time.Minute)
+		kit.Check(t, "all is well again", w.text(), "True True False True")
+	})
 }

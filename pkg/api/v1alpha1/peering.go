@@ -337,7 +337,7 @@ const (
 	// MessageNotRedundant is the message for that reason in the condition Redundant, which becomes False.
 	MessageNotRedundant = "no gateway of the peering renews its Lease, and a node reaches the peer through at most one plane"
 	// ConditionDegraded of a Peering is True while packets pass, but not all that should. Either a node does not reach
-	// the peer, or a pod has an address outside the ranges of the peering.
+	// the peer through a plane, or a pod has an address outside the ranges of the peering.
 	ConditionDegraded = "Degraded"
 	// ConditionRedundant of a Peering with several planes is True while packets pass through more than one. While it is
 	// False, the next failure ends all connections.
