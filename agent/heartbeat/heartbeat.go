@@ -122,7 +122,8 @@ func (o *Observer) observe(ctx context.Context) {
 	}
 }
 
-// IsAlive reports whether the gateway of another plane is alive. It returns false if that is not known yet.
+// IsAlive reports whether the gateway of another plane is alive. It returns false if that is not known yet, and what was last
+// known if its Lease cannot be read.
 func (o *Observer) IsAlive(plane int32) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
