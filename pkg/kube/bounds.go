@@ -26,8 +26,9 @@ import (
 // cluster of 5,000 nodes and 20,000 pods takes less than a quarter of it.
 const maxResponse, maxHeap = 256 << 20, 2 << 30
 
-// pageSize is the number of objects in one response.
-const pageSize = 200
+// pageSize is the number of objects in one response. If they are too large together, it is smallPage: no object is
+// larger than 1.5 MiB in etcd.
+const pageSize, smallPage = 200, 20
 
 // perValue estimates the memory of a JSON object, array or null, in bytes. Each may become a Go struct as large as that
 // of a Pod. An element of an object or array takes perElement. Of these, an entry of a map takes the most. perByte is how
@@ -297,14 +298,23 @@ func (p pagedClient) List(ctx context.Context, list client.ObjectList, opts ...c
 		return errors.Join(p.WithWatch.List(ctx, list, opts...), checkHeap(p.maxHeap))
 	}
 	empty := list.DeepCopyObject().(client.ObjectList)
-	err := p.WithWatch.List(ctx, list, append(opts, client.Limit(pageSize))...)
+	size := pageSize
+	read := func(page client.ObjectList, next string) error {
+		err := p.WithWatch.List(ctx, page, slices.Concat(opts, []client.ListOption{client.Limit(size), client.Continue(next)})...)
+		if errors.Is(err, errTooLarge) && size > smallPage {
+			size = smallPage
+			err = p.WithWatch.List(ctx, page, slices.Concat(opts, []client.ListOption{client.Limit(size), client.Continue(next)})...)
+		}
+		return err
+	}
+	err := read(list, "")
 	if err != nil || list.GetContinue() == "" {
 		return err
 	}
 	all, err := meta.ExtractList(list)
 	for next := list.GetContinue(); next != "" && err == nil; {
 		page := empty.DeepCopyObject().(client.ObjectList)
-		if err = p.WithWatch.List(ctx, page, append(opts, client.Limit(pageSize), client.Continue(next))...); err != nil {
+		if err = read(page, next); err != nil {
 			return err
 		}
 		items, extractErr := meta.ExtractList(page)

@@ -146,7 +146,7 @@ func TestResponsesAreBounded(t *testing.T) {
 					_ = cmp.Or(body(z), z.Close())
 				})
 				var err error
-				took := allocated(func() { err = c.List(t.Context(), &corev1.PodList{}) })
+				took := allocated(func() { err = c.List(t.Context(), &corev1.PodList{}, client.Limit(pageSize)) }) // one response
 				if err == nil || !strings.Contains(err.Error(), errTooLarge.Error()) {
 					t.Errorf("want an error, got %v", err)
 				}
@@ -419,4 +419,35 @@ func TestQuantitiesAreKnown(t *testing.T) {
 		kit.ErrorIf(t, !slices.Contains(quantityFields, field) && !slices.Contains(quantityMaps, of) || len(name) > longestName, "the field %s is not known", field)
 	}
 	kit.ErrorIf(t, len(inMaps) < 10 || len(fields) < 10, "only %d maps and %d fields were found", len(inMaps), len(fields))
+}
+
+// Objects that are too large for one page are read in smaller ones: anyone who may create Pods may create large ones.
+func TestLargeObjectsAreRead(t *testing.T) {
+	const total = 2*pageSize + 7
+	text := strings.Repeat("a", maxResponse/perByte/pageSize)
+	var limits []string
+	c := clientOf(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		from, n := 0, 0
+		_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &from) // the first page has none
+		kit.CheckNoError(t, kit.Err(fmt.Sscan(r.URL.Query().Get("limit"), &n)))
+		limits = append(limits, r.URL.Query().Get("limit"))
+		next := ""
+		if from+n < total {
+			next = fmt.Sprint(from + n)
+		}
+		fmt.Fprintf(w, `{"metadata":{"continue":%q},"items":[`, next)
+		for i := from; i < min(from+n, total); i++ {
+			large := ""
+			if i >= pageSize { // from the second page
+				large = text
+			}
+			fmt.Fprintf(w, `%s{"metadata":{"name":"p%d","annotations":{"x":"%s"}}}`, strings.Repeat(",", min(1, i-from)), i, large)
+		}
+		fmt.Fprint(w, "]}")
+	})
+	var pods corev1.PodList
+	kit.NoError(t, c.List(t.Context(), &pods))
+	kit.ErrorIf(t, len(pods.Items) != total || pods.Items[total-1].Name != fmt.Sprint("p", total-1), "%d pods", len(pods.Items))
+	kit.Check(t, "sizes of the first pages", limits[:4], []string{"200", "200", "20", "20"})
 }
