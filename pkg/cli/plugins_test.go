@@ -109,6 +109,7 @@ func TestPluginThatFails(t *testing.T) {
 	for _, line := range []string{"status a", "doctor a", "upgrade a"} {
 		o := command(t, append(strings.Fields(line), "--timeout", "300ms")...)
 		o.is("the plugin's name", !strings.Contains(o.stdout+o.stderr, "run the credential plugin sh: timed out after 300ms"))
+		o.is("its hint", !strings.Contains(strings.Join(strings.Fields(o.stdout+o.stderr), " "), "find out what the plugin waits for"))
 	}
 	kit.Check(t, "requests", a.Requests()+b.Requests(), 0)
 }

@@ -359,10 +359,12 @@ func serviceAccountsAreDeletedLast(t *testing.T) {
 	kit.Check(t, "deleted ServiceAccounts", accounts.Load(), 1)
 }
 
-// partialDiscovery lists Secrets only, and no kind of the broken APIs.
+// partialDiscovery lists Secrets, and no kind of the broken APIs.
 type partialDiscovery struct {
 	discovery.ServerResourcesInterface
 	broken []schema.GroupVersion
+	// listed is an API with one kind, whose server ends before that is listed.
+	listed schema.GroupVersion
 }
 
 func (d partialDiscovery) ServerPreferredNamespacedResources() ([]*metav1.APIResourceList, error) {
@@ -371,7 +373,22 @@ func (d partialDiscovery) ServerPreferredNamespacedResources() ([]*metav1.APIRes
 	for _, api := range d.broken {
 		err.Groups[api] = errors.New("stale GroupVersion discovery")
 	}
-	return []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{secrets}}}, err
+	out := []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{secrets}}}
+	if !d.listed.Empty() {
+		widgets := metav1.APIResource{Name: "widgets", Kind: "Widget", Namespaced: true, Verbs: metav1.Verbs{"list", "delete"}}
+		out = append(out, &metav1.APIResourceList{GroupVersion: d.listed.String(), APIResources: []metav1.APIResource{widgets}})
+	}
+	return out, err
+}
+
+// A namespace that liqonet has not created stays.
+func TestNamespaceOfOthersStays(t *testing.T) {
+	ns := manifests.Namespace()
+	ns.Labels = nil
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, ns)
+	kit.NoError(t, RemoveNamespace(t.Context(), c))
+	kit.NoError(t, c.Client.Get(t.Context(), client.ObjectKeyFromObject(ns), ns))
+	kit.ErrorIf(t, ns.DeletionTimestamp != nil, "it is deleted")
 }
 
 // A namespace ends although an aggregated API is broken, in which nothing of ours can be. It does not end if anything else cannot be listed.
@@ -384,13 +401,17 @@ func namespaceWithABrokenAPI(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		broken    []schema.GroupVersion
+		listed    schema.GroupVersion
 		available string
 		ends      bool
 	}{
-		{"its server is gone", []schema.GroupVersion{aggregated}, "False", true},
-		{"its server has just ended", []schema.GroupVersion{aggregated}, "True, then False", true},
-		{"its server answers again", []schema.GroupVersion{aggregated}, "True", false},
-		{"custom resources, too", []schema.GroupVersion{aggregated, custom}, "False", false},
+		{"its server is gone", []schema.GroupVersion{aggregated}, schema.GroupVersion{}, "False", true},
+		{"its server has just ended", []schema.GroupVersion{aggregated}, schema.GroupVersion{}, "True, then False", true},
+		{"its server answers again", []schema.GroupVersion{aggregated}, schema.GroupVersion{}, "True", false},
+		{"custom resources, too", []schema.GroupVersion{aggregated, custom}, schema.GroupVersion{}, "False", false},
+		{"its server ends before its kind is listed", nil, aggregated, "False", true},
+		{"its kind cannot be listed", nil, aggregated, "True", false},
+		{"custom resources cannot be listed", nil, custom, "False", false},
 	} {
 		finalized, begun := false, time.Now()
 		ns := manifests.Namespace()
@@ -409,11 +430,17 @@ func namespaceWithABrokenAPI(t *testing.T) {
 				if changes && time.Since(begun) > 20*time.Second {
 					available = later
 				}
-				service.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Available", "status": available}}}
+				service.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Other", "status": "False"}, map[string]any{"type": "Available", "status": available}}}
 				if key.Name == "v1beta1.broken.example.com" {
 					service.Object["spec"] = map[string]any{"service": map[string]any{"name": "gone"}}
 				}
 				return nil
+			},
+			List: func(ctx context.Context, w client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+				if list.GetObjectKind().GroupVersionKind().Kind == "Widget" {
+					return apierrors.NewServiceUnavailable("its server has ended")
+				}
+				return w.List(ctx, list, opts...)
 			},
 			SubResourceUpdate: func(ctx context.Context, w client.Client, sub string, obj client.Object, _ ...client.SubResourceUpdateOption) error {
 				finalized = sub == "finalize"
@@ -426,7 +453,7 @@ func namespaceWithABrokenAPI(t *testing.T) {
 			},
 		}, ns, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, Name: "left"}})
 		c.Kubectl = "kubectl --context a"
-		c.Discovery = partialDiscovery{broken: tt.broken}
+		c.Discovery = partialDiscovery{broken: tt.broken, listed: tt.listed}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		err := RemoveNamespace(ctx, c)
 		cancel()

@@ -106,6 +106,7 @@ func TestResponsesAreBounded(t *testing.T) {
 			fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","items":[`)
 			return repeat(w, "{},", 8<<20)
 		},
+		"objects after an escaped quote": sequence(`{"metadata":{"name":"\""}},`, "{},", ""),
 		"nulls": func(w io.Writer) error {
 			fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","items":[`)
 			return repeat(w, "null,", 8<<20)
