@@ -96,6 +96,8 @@ func TestRefusals(t *testing.T) {
 	}
 	complete := refusedDaemonSet()
 	complete.Status.CurrentNumberScheduled = 2
+	recreated := refusedDaemonSet() // the Event is about an earlier object, or another one
+	recreated.UID = "2"
 	partial := refusedDaemonSet()
 	partial.Status.CurrentNumberScheduled = 1
 	for name, tt := range map[string]struct {
@@ -105,6 +107,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"node agents":                 {0, refusedDaemonSet(), "create the pods of DaemonSet liqonet-system/liqonet-node"},
 		"node agents, an hour ago":    {time.Hour, refusedDaemonSet(), ""},
+		"pods of another object":      {0, recreated, ""},
 		"one of two nodes has no pod": {0, partial, "create the pods of DaemonSet liqonet-system/liqonet-node"},
 		"all nodes have pods by now":  {0, complete, ""},
 		"one of two gateways":         {time.Hour, refusedGateway("gateway-b-1"), "create the pods of Deployment liqonet-system/gateway-b-1"},
