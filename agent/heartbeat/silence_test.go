@@ -206,8 +206,10 @@ func tryManySilent(t *testing.T, peerings int, takes time.Duration, oneOf int64,
 	synctest.Test(t, func(t *testing.T) {
 		one, p, leases := newAPI(t)
 		var requests atomic.Int64
-		request := func() error {
-			time.Sleep(takes)
+		request := func(ctx context.Context) error {
+			if !failure.Pause(ctx, takes) {
+				return ctx.Err()
+			}
 			if n := requests.Add(1); oneOf > 0 && n%oneOf == 0 {
 				return errors.New("too many requests")
 			}
@@ -228,13 +230,13 @@ func tryManySilent(t *testing.T, peerings int, takes time.Duration, oneOf int64,
 		}
 		c := interceptor.NewClient(one, interceptor.Funcs{
 			Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-				if err := errors.Join(request(), ctx.Err()); err != nil {
+				if err := request(ctx); err != nil {
 					return err
 				}
 				return api.Get(ctx, key, obj, opts...)
 			},
 			SubResourcePatch: func(ctx context.Context, api client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
-				if err := errors.Join(request(), ctx.Err()); err != nil {
+				if err := request(ctx); err != nil {
 					return err
 				}
 				return api.SubResource(sub).Patch(ctx, obj, patch, opts...)
