@@ -161,7 +161,7 @@ func (a *agent) trackUsage(ctx context.Context, p *prober, session *liveness.Ses
 		if err != nil {
 			continue // the link will be back
 		}
-		sent, own = now.SentPackets, session.RequestsSent()+p.probes.RequestsSent()
+		sent, own = now.SentPackets, session.RequestsSent()+p.probes.RequestsSent()+p.sentTCP.Load()
 		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
 			last = time.Now()
 		}
@@ -242,8 +242,9 @@ type prober struct {
 	stats    liveness.ProbeStats
 	ready    bool
 	usableAt time.Time
-	// failedTCP is the number of attempts by TCP in a row that failed.
+	// failedTCP is the number of attempts by TCP in a row that failed, and sentTCP the number of packets of all attempts.
 	failedTCP atomic.Int32
+	sentTCP   atomic.Uint64
 }
 
 // state returns whether packets pass through the gateway, and the zero value for a nil prober.
