@@ -61,6 +61,19 @@ func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, during func()) 
 	return nil
 }
 
+// untilDone is a context that ends once something was done, which begins when somebody waits for the end.
+type untilDone struct {
+	context.Context
+	do func()
+}
+
+func (c untilDone) Done() <-chan struct{} {
+	c.do()
+	ended := make(chan struct{})
+	close(ended)
+	return ended
+}
+
 // A node's kernel is read correctly, first without problems, and then with all kinds of problems.
 func TestReadKernel(t *testing.T) {
 	node, lan := netns.New(t, "node"), netns.New(t, "lan")
@@ -126,17 +139,23 @@ func TestReadKernel(t *testing.T) {
 	node.Do(t, func() error { return kit.Err(nat.ApplyNode(t.Context(), table)) })
 	lan.Addr(t, "eth0", netip.MustParsePrefix("10.70.0.9/18"))
 	send(node, "192.0.2.1:0", "10.70.0.1:9", 30)
-	k = kernelOf(t, node, task, func() {
-		time.Sleep(500 * time.Millisecond) // it takes a moment to start watching
+	unencrypted := func(meanwhile func()) uint64 {
+		r := &kernelReader{out: &probe.Kernel{}}
+		node.Do(t, func() error {
+			r.watchDrops(untilDone{t.Context(), meanwhile})
+			return nil
+		})
+		kit.Check(t, "errors", r.out.Errors, nil)
+		return r.out.Others.Unencrypted
+	}
+	kit.Check(t, "packets that would have left unencrypted", unencrypted(func() {
 		send(node, "192.0.2.1:0", "10.70.0.1:9", 3)
 		send(lan, "10.70.0.9:0", "192.0.2.1:9", 30)
-	})
-	kit.Check(t, "packets that would have left unencrypted", k.Others.Unencrypted, uint64(3))
-	k = kernelOf(t, node, task, func() {
-		time.Sleep(500 * time.Millisecond)
+	}), uint64(3))
+	kit.Check(t, "the same after the table was deleted", unencrypted(func() {
 		node.Output(t, "nft", "delete", "table", "ip", nat.TableName)
-	})
-	kit.Check(t, "the same after the table was deleted", k.Others.Unencrypted, uint64(0))
+	}), uint64(0))
+	node.Do(t, func() error { return kit.Err(nat.ApplyNode(t.Context(), table)) })
 
 	lan.Addr(t, "eth0", netip.PrefixFrom(own.Addr(), 32)) // another machine has the node's address
 	node.Sysctl(t, "ipv4/conf/eth0/proxy_arp", "1")
@@ -151,8 +170,10 @@ func TestReadKernel(t *testing.T) {
 			time.Sleep(200 * time.Millisecond) // it takes a moment to start watching
 			node.Output(t, "ip", "route", "replace", "blackhole", "203.0.113.0/24", "table", "27761")
 			node.Output(t, "ip", "route", "del", "blackhole", "203.0.113.0/24", "table", "27761")
+			send(node, "192.0.2.1:0", "10.70.0.1:9", 1)
 		}
 	})
+	kit.ErrorIf(t, k.Others.Unencrypted == 0 || k.Others.Unencrypted > 5, "%d of 5 packets would have left unencrypted", k.Others.Unencrypted)
 	if l := link(k, "loq0-0"); l.IsOwn || l.Kind != "bridge" {
 		t.Errorf("the foreign link is %+v", l)
 	}

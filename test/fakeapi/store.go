@@ -200,12 +200,9 @@ func (s *store) write(gvr schema.GroupVersionResource, given runtime.Object, ns,
 		return scratch.Get(gvr, ns, k.name)
 	}
 	var now runtime.Object
-	switch {
-	case manner == "":
+	if manner == "" {
 		now, err = merge()
-	case isNew:
-		now, err = remembered(manner, nil, given, merge)
-	default:
+	} else {
 		now, err = remembered(manner, before, given, merge)
 	}
 	if err != nil {
