@@ -46,15 +46,17 @@ type wrongChecksums struct {
 // checksumWindow is how long they are counted, and manyChecksums how many are reported. A few are damaged on the wire.
 const checksumWindow, manyChecksums = time.Minute, 3
 
-// update counts, given all until now.
-func (w *wrongChecksums) update(all uint64, now time.Time) {
+// update counts. all returns the number of all until now, and is called once each window: each second, that would be a
+// fiftieth of what an idle gateway computes.
+func (w *wrongChecksums) update(all func() uint64, now time.Time) {
 	if now.Sub(w.countedAt) < checksumWindow {
 		return
 	}
+	count := all()
 	if !w.countedAt.IsZero() {
-		w.recent = max(all, w.all) - w.all
+		w.recent = max(count, w.all) - w.all
 	}
-	w.all, w.countedAt = all, now
+	w.all, w.countedAt = count, now
 }
 
 // tcpSilence is how long nothing may arrive by TCP while probes by UDP are answered.
@@ -94,7 +96,7 @@ func (a *agent) Measure(ctx context.Context) (changed bool, next time.Duration) 
 		return false, loop.MeasureInterval
 	}
 	a.measurements.probes = a.peer.prober.Snapshot()
-	a.measurements.checksums.update(udp.WrongChecksums(), time.Now())
+	a.measurements.checksums.update(udp.WrongChecksums, time.Now())
 	stats, _ := a.device.Stats() // without stats, Configure below reports the problem
 	received := stats.RxBytes > a.measurements.tunnel.RxBytes
 	a.measurements.tunnel = stats

@@ -137,7 +137,7 @@ func switchReason(left int32, planes []failover.Plane) (reason, why string) {
 // trackUsage tells the session of a plane whether packets leave through it, until ctx ends.
 func (a *agent) trackUsage(ctx context.Context, p *prober, session *liveness.Session, link string) {
 	tick := time.Tick(useInterval)
-	var sent, own uint64
+	var sent sentPackets
 	var last time.Time
 	for {
 		next, size := tick, 0
@@ -155,17 +155,24 @@ func (a *agent) trackUsage(ctx context.Context, p *prober, session *liveness.Ses
 			continue
 		case <-next:
 		}
-		// The agent's own packets through the link do not count.
-		ownBefore, sentBefore := own, sent
 		now, err := a.kernel.Traffic(link)
 		if err != nil {
 			continue // the link will be back
 		}
-		sent, own = now.SentPackets, session.RequestsSent()+p.probes.RequestsSent()+p.sentTCP.Load()
-		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
+		if sent.others(now.SentPackets, session.RequestsSent()+p.probes.RequestsSent()+p.sentTCP.Load()) {
 			last = time.Now()
 		}
 	}
+}
+
+// sentPackets are the packets sent through a link at the last look: all of them, and those of the agent itself.
+type sentPackets struct{ all, own uint64 }
+
+// others reports whether others than the agent have sent packets since the last look.
+func (s *sentPackets) others(all, own uint64) bool {
+	before := *s
+	s.all, s.own = all, own
+	return before.all > 0 && all > before.all && all-before.all > own-before.own
 }
 
 // recordReachability records whether this node reaches its peers, through any plane. It tells their gateways through
