@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -145,28 +146,36 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 	kit.Eventually(t, 20*time.Second, "the tunnel works", ping)
 	n.A.Tunnel.Reset(t)
 	kit.Eventually(t, 20*time.Second, "the tunnel works with a new handshake", ping)
-	// The peer's own tables and reverse path filters would also drop packets, so they are disabled.
+	// The tables of the peer and of the gateway, and reverse path filters would also drop packets, so they are disabled.
 	netns.In(t, end, nat.Purge)
+	netns.In(t, a.Gateway, nat.Purge)
 	for i := range a.Nodes {
 		a.Nodes[i].Sysctl(t, "ipv4/conf/all/rp_filter", "0")
 		a.Nodes[i].Sysctl(t, "ipv4/conf/eth0/rp_filter", "0")
 	}
-	for what, from := range map[string]dataplane.Host{
-		"a pod": a.Nodes[0].Pod, "the gateway, from another port": a.Gateway, "a node": a.Nodes[1].Host, "a node, with its overlay address": a.Nodes[1].Overlay,
-	} {
+	nothingLeaves := func(when string) {
+		for what, from := range map[string]dataplane.Host{
+			"a pod": a.Nodes[0].Pod, "the gateway, from another port": a.Gateway, "a node": a.Nodes[1].Host, "a node, with its overlay address": a.Nodes[1].Overlay,
+		} {
+			port++
+			packet := dataplane.Packet(netip.AddrPortFrom(from.Addr, 1234), netip.AddrPortFrom(end.Addr, port), []byte("plain"))
+			kit.ErrorIf(t, dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(dataplane.SendRaw(from.NS, packet)) }),
+				"packets of %s to the address leave unencrypted%s", what, when)
+		}
 		port++
-		packet := dataplane.Packet(netip.AddrPortFrom(from.Addr, 1234), netip.AddrPortFrom(end.Addr, port), []byte("plain"))
-		kit.ErrorIf(t, dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(dataplane.SendRaw(from.NS, packet)) }),
-			"packets of %s to the address leave unencrypted", what)
+		own := netns.In(t, a.Nodes[1], func() (net.Conn, error) {
+			local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.Nodes[1].Host.Addr, 0))
+			return net.DialUDP("udp4", local, net.UDPAddrFromAddrPort(netip.AddrPortFrom(end.Addr, port)))
+		})
+		defer func() { _ = own.Close() }()
+		kit.ErrorIf(t, dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(kit.Err(own.Write([]byte("plain")))) }),
+			"packets of a node with its own address to the address leave unencrypted%s", when)
 	}
-	port++
-	own := netns.In(t, a.Nodes[1], func() (net.Conn, error) {
-		local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.Nodes[1].Host.Addr, 0))
-		return net.DialUDP("udp4", local, net.UDPAddrFromAddrPort(netip.AddrPortFrom(end.Addr, port)))
-	})
-	defer func() { _ = own.Close() }()
-	kit.ErrorIf(t, dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(kit.Err(own.Write([]byte("plain")))) }),
-		"packets of a node with its own address to the address leave unencrypted")
+	nothingLeaves("")
+	for i := range a.Nodes {
+		a.Nodes[i].Do(t, func() error { return netlink.RuleDel(ourRule()) })
+	}
+	nothingLeaves(", because our routing rule was deleted")
 	inside["the gateway"] = a.Gateway
 	for what, to := range inside {
 		if udp, other := fromEnd(to); udp || other {
