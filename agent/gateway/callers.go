@@ -15,6 +15,9 @@ const (
 	// callersWindow is how long a return of a caller counts, and minReturns how many of them show that there are two callers.
 	// A packet of a gateway that has ended may arrive after one of the next.
 	callersWindow, minReturns = 2 * time.Minute, 3
+	// goneAfter is how long none may return until one of two callers counts as gone. While both call, they take turns every
+	// few seconds.
+	goneAfter = 30 * time.Second
 	// maxCallers is how many callers are remembered.
 	maxCallers = 4
 	// watchFor is how long a server looks every watchInterval after a change: a copy may take over within seconds.
@@ -86,11 +89,12 @@ func (c *callers) areTwo(now time.Time) bool {
 	return len(c.returns) == minReturns && now.Sub(c.returns[0]) < callersWindow
 }
 
-// other returns the endpoint of the other one of two callers, invalid if there is one. endpoint is WireGuard's.
+// other returns the endpoint of the other one of two callers, invalid if it is gone or there is one only. endpoint is
+// WireGuard's.
 func (c *callers) other(endpoint netip.AddrPort, now time.Time) netip.AddrPort {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !endpoint.IsValid() || !c.areTwo(now) {
+	if !endpoint.IsValid() || !c.areTwo(now) || now.Sub(c.returns[minReturns-1]) >= goneAfter {
 		return netip.AddrPort{}
 	}
 	i := slices.IndexFunc(c.recent, func(r caller) bool { return r.endpoint.IsValid() && r.endpoint != endpoint })

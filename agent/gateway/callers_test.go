@@ -59,8 +59,8 @@ func TestCallers(t *testing.T) {
 			want, _ := netip.ParseAddrPort(tt.want)
 			kit.ErrorIf(t, got != want, "the other caller is %s, want %q", got, tt.want)
 			kit.ErrorIf(t, len(x.recent) > maxCallers || len(x.returns) > minReturns, "it remembers %d callers and %d returns", len(x.recent), len(x.returns))
-			got = x.other(x.endpoint, now.Add(callersWindow))
-			kit.ErrorIf(t, got.IsValid(), "the other caller is still %s when it has been gone for %s", got, callersWindow)
+			got = x.other(x.endpoint, now.Add(goneAfter))
+			kit.ErrorIf(t, got.IsValid(), "the other caller is still %s when it has been gone for %s", got, goneAfter)
 		})
 	}
 }

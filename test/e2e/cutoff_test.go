@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,6 +19,8 @@ const (
 	evictTimeout = 2 * time.Minute
 	// cutTimeout is for the whole test.
 	cutTimeout = 6 * time.Minute
+	// callersTimeout is how long a gateway that is gone may be named: half a minute, and the time until it is read.
+	callersTimeout = 40 * time.Second
 )
 
 // "One gateway at a time" is a rule and no guarantee: the node of the client's gateway
@@ -43,6 +46,10 @@ func TestGatewayCutOff(t *testing.T) {
 		return unless(len(found) == 1 && found[0].node != at.Node.Name, "%v", found)
 	})
 	a.kubectl(t, ctx, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
+	eventually(t, ctx, callersTimeout, "status does not name the gateway that is gone", func() string {
+		out := liqonet(t, ctx, "", "status", a.Name, b.Name).stdout
+		return unless(!strings.Contains(out, "two gateways call"), "%s", out)
+	})
 	checkRepaired(t, ctx, a, b)
 	unpeered(t, ctx, a, b)
 }
