@@ -41,14 +41,13 @@ func (p *prober) attemptTCP(ctx context.Context, local netip.Addr, to netip.Addr
 	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local, 0)), Timeout: tcpTimeout}
 	p.sentTCP.Add(1)
 	conn, err := dialer.DialContext(ctx, "tcp4", to.String())
-	switch {
-	case err == nil:
+	if err == nil {
 		p.sentTCP.Add(closingPackets)
-		_ = conn.Close() // nothing was sent
-		p.failedTCP.Add(1)
-	case errors.Is(err, unix.ECONNREFUSED):
-		p.failedTCP.Store(0)
-	default:
-		p.failedTCP.Add(1)
+		_ = conn.Close() // nothing was sent that could be lost
 	}
+	if errors.Is(err, unix.ECONNREFUSED) {
+		p.failedTCP.Store(0)
+		return
+	}
+	p.failedTCP.Add(1)
 }

@@ -24,7 +24,7 @@ func TestAttemptsByTCPAreNoUse(t *testing.T) {
 	kernel := netns.In(t, node, overlay.New)
 	t.Cleanup(kernel.Close)
 	listener := netns.In(t, gateway, func() (net.Listener, error) { return net.Listen("tcp4", "192.0.2.9:80") })
-	t.Cleanup(func() { _ = listener.Close() })
+	t.Cleanup(func() { kit.CheckNoError(t, listener.Close()) })
 
 	var p prober
 	var sent sentPackets

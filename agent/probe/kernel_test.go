@@ -139,10 +139,10 @@ func TestReadKernel(t *testing.T) {
 	node.Do(t, func() error { return kit.Err(nat.ApplyNode(t.Context(), table)) })
 	lan.Addr(t, "eth0", netip.MustParsePrefix("10.70.0.9/18"))
 	send(node, "192.0.2.1:0", "10.70.0.1:9", 30)
-	unencrypted := func(meanwhile func()) uint64 {
+	unencrypted := func(during func()) uint64 {
 		r := &kernelReader{out: &probe.Kernel{}}
 		node.Do(t, func() error {
-			r.watchDrops(untilDone{t.Context(), meanwhile})
+			r.watchDrops(untilDone{t.Context(), during})
 			return nil
 		})
 		kit.Check(t, "errors", r.out.Errors, nil)

@@ -167,7 +167,7 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 			local := net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.Nodes[1].Host.Addr, 0))
 			return net.DialUDP("udp4", local, net.UDPAddrFromAddrPort(netip.AddrPortFrom(end.Addr, port)))
 		})
-		defer func() { _ = own.Close() }()
+		defer func() { kit.CheckNoError(t, own.Close()) }()
 		kit.ErrorIf(t, dataplane.Receives(t, end.NS, port, netip.Addr{}, func() error { return orRefused(kit.Err(own.Write([]byte("plain")))) }),
 			"packets of a node with its own address to the address leave unencrypted%s", when)
 	}
