@@ -35,7 +35,7 @@ const (
 	tooLate   = 5
 )
 
-var faultRuns = flag.Int("runs", 20, "how often TestFailover makes each fault")
+var faultRuns = flag.Int("runs", 15, "how often TestFailover makes each fault")
 
 // fault ends what the gateway of a plane does, in one way.
 type fault struct {
