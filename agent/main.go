@@ -1,6 +1,6 @@
 // Command liqonet-agent runs in the clusters. `gateway` runs in a pod of its own and is one end of one tunnel. `node`
-// runs on every node. `purge` cleans a node that an agent has left. `probe` runs for a few seconds in pods that a
-// command starts.
+// runs on every node. `services` exports and imports services, in clusters that exchange some. `purge` cleans a node that
+// an agent has left. `probe` runs for a few seconds in pods that a command starts.
 package main
 
 import (
@@ -25,6 +25,7 @@ import (
 	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/node"
 	agentprobe "github.com/liqonet/liqonet/agent/probe"
+	"github.com/liqonet/liqonet/agent/services"
 	"github.com/liqonet/liqonet/agent/timerslack"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/probe"
@@ -63,7 +64,7 @@ func newRoot(log *slog.Logger, level *logs.Level) *cobra.Command {
 		Version: version.String(), PersistentPreRun: func(*cobra.Command, []string) { limitProcs() },
 	}
 	root.PersistentFlags().Var(level, "log-level", "minimum level of logged lines: "+strings.Join(v1alpha1.LogLevels(), ", "))
-	root.AddCommand(newGateway(log, level), newNode(log, level), newPurge(), newProbe())
+	root.AddCommand(newGateway(log, level), newNode(log, level), newServices(log), newPurge(), newProbe())
 	return root
 }
 
@@ -88,12 +89,9 @@ func newGateway(log *slog.Logger, level *logs.Level) *cobra.Command {
 			if os.Getenv("GOGC") == "" {
 				debug.SetGCPercent(garbagePercent)
 			}
-			for ip := range strings.SplitSeq(os.Getenv("POD_IPS"), ",") {
-				addr, err := netip.ParseAddr(ip)
-				if err != nil {
-					return fmt.Errorf("environment variable POD_IPS: %w", err)
-				}
-				cfg.PodIPs = append(cfg.PodIPs, addr)
+			var err error
+			if cfg.PodIPs, err = podIPs(); err != nil {
+				return err
 			}
 			cfg.PodName, cfg.NodeName = os.Getenv("POD_NAME"), os.Getenv("NODE_NAME")
 			return gateway.Run(cmd.Context(), cfg)
@@ -105,6 +103,31 @@ func newGateway(log *slog.Logger, level *logs.Level) *cobra.Command {
 	cmd.Flags().StringVar(&cfg.PresharedKey, "preshared-key", "", "file with the tunnel's pre-shared key, empty if it has none")
 	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the gateway's overlay keys, named by generation")
 	return cmd
+}
+
+// podIPs returns the addresses of this pod.
+func podIPs() (out []netip.Addr, err error) {
+	for ip := range strings.SplitSeq(os.Getenv("POD_IPS"), ",") {
+		addr, err := netip.ParseAddr(ip)
+		if err != nil {
+			return nil, fmt.Errorf("environment variable POD_IPS: %w", err)
+		}
+		out = append(out, addr)
+	}
+	return out, nil
+}
+
+func newServices(log *slog.Logger) *cobra.Command {
+	return &cobra.Command{
+		Use: "services", Short: "Export and import services", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ips, err := podIPs()
+			if err != nil {
+				return err
+			}
+			return services.Run(cmd.Context(), services.Config{PodName: os.Getenv("POD_NAME"), PodIPs: ips, Log: log})
+		},
+	}
 }
 
 func newNode(log *slog.Logger, level *logs.Level) *cobra.Command {

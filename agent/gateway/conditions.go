@@ -40,6 +40,8 @@ type conditions struct {
 	reports map[netip.Addr]nodeReport
 	// others observes the other gateways.
 	others heartbeat.Observer
+	// writes is set if this gateway is the one that writes conditions, and its plane works.
+	writes bool
 }
 
 // nodeReport contains the planes through which a node reaches the peer, and those through which it sends packets, a bit
@@ -66,6 +68,8 @@ func (c *conditions) read(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 // report adds the conditions to a status. asks are the nodes that ask this gateway.
 func (c *conditions) report(s *status, p *v1alpha1.Peering, asks *requesters, r *recorder) {
 	own, alive := s.plane.Index, c.planesAlive(p, s.plane, asks)
+	// One gateway records the peer's services. While none is connected, the last one's records stay.
+	c.writes = alive[own] && c.isWriter(p, own, alive)
 	if s.keepConditions = c.isUnsure(p, own, alive); s.keepConditions || !c.isWriter(p, own, alive) {
 		c.last = nil // another gateway writes them now
 		return

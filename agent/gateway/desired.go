@@ -145,10 +145,13 @@ func (d *desired) setRules(underlay string, p *v1alpha1.Peering, internal nat.Ma
 		Underlay: underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
 		Local: pods, Internal: internal, Address: d.address, Remote: p.RemoteRanges(),
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port,
-		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
+		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, PeerGateway: d.remote, ExchangePorts: []uint16{exchange.Port},
 		PeerNodes: peerNodes,
 		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8 / uint64(len(p.Spec.Planes)),
 		Pods:      lo.Map(pods, func(m nat.Mapping, _ int) netip.Prefix { return m.Real }),
+	}
+	if p.Spec.Services != nil {
+		d.nat.ExchangePorts = append(d.nat.ExchangePorts, wire.ServicesPort)
 	}
 }
 

@@ -95,12 +95,13 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		cfg: cfg, view: view, kernel: kernel, local: own, dialer: dialer{endpoints: newEndpoints()}, shown: published{metrics: meter},
-		livenessServer: newLivenessServer(cfg.Log), recorder: newRecorder(cfg, c),
+		livenessServer: newLivenessServer(cfg.Log), recorder: newRecorder(cfg, c), services: servicesFeed{rest: rest},
 		conditions: conditions{started: time.Now(), others: heartbeat.Observer{Client: c, Peering: cfg.Peering, Own: int32(cfg.Plane)}},
 		lease: loop.Lease{
 			Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(cfg.Plane),
 		},
 	}
+	a.services.shown = &a.shown.services
 	meter.SetSource(func() (metrics.Snapshot, error) { return a.shown.read(kernel) })
 	defer meter.SetSource(nil)
 	// Forward packets until nothing is sent through this gateway.
@@ -203,6 +204,7 @@ type agent struct {
 	measurements   measurements
 	conditions     conditions
 	recorder       recorder
+	services       servicesFeed
 	shown          published
 	lease          loop.Lease
 }
@@ -276,6 +278,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.applied.want = want
 		a.applied.datapathReady, a.applied.err = a.apply(ctx, want)
 	}
+	a.services.update(a, p, nodes)
 	a.livenessServer.setWorks(a.applied.datapathReady)
 	if a.applied.datapathReady {
 		a.applied.generation = p.Generation
@@ -291,6 +294,7 @@ func readPeering(ctx context.Context, a *agent) (*v1alpha1.Peering, error) {
 	case client.IgnoreNotFound(err) != nil:
 		return nil, err
 	case err != nil || !p.DeletionTimestamp.IsZero():
+		a.services.stop(true)
 		a.peering, a.copied = nil, nil
 		return nil, nil
 	case p.Incomplete() && p.Validate() == nil:
@@ -310,6 +314,7 @@ func readPeering(ctx context.Context, a *agent) (*v1alpha1.Peering, error) {
 // withdraw removes everything from the kernel.
 func (a *agent) withdraw(ctx context.Context) error {
 	a.applied = applied{}
+	a.services.stop(false)
 	if a.peer.cancel != nil {
 		a.peer.cancel()
 		a.peer = connection{}

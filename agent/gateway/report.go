@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/feed"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/metrics"
@@ -264,6 +265,8 @@ type published struct {
 	metrics *metrics.Agent
 	// plane is the last state.
 	plane atomic.Pointer[metrics.Plane]
+	// services is the exchange of services, nil without one.
+	services atomic.Pointer[feed.Feed]
 }
 
 // show sets the state, nil for none.
@@ -279,6 +282,7 @@ func (s *published) read(kernel *overlay.Kernel) (out metrics.Snapshot, err erro
 	if t, err := kernel.Traffic(tunnel.InterfaceName); err == nil { // otherwise there is no interface now
 		p.Traffic = (*metrics.Traffic)(&t)
 	}
+	p.Services = servicesShown(s.services.Load())
 	drops, err := nat.Drops() // without links
 	return metrics.Snapshot{Planes: []metrics.Plane{p}, Drops: drops}, err
 }

@@ -16,6 +16,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	mcs "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -103,7 +105,9 @@ func dialUntilAnswered(ctx context.Context, d dial) dial {
 
 func kinds() (*runtime.Scheme, meta.RESTMapper) {
 	scheme := runtime.NewScheme()
-	utilruntime.Must(errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)))
+	utilruntime.Must(errors.Join(
+		corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), mcs.AddToScheme(scheme), v1alpha1.AddToScheme(scheme),
+	))
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for _, kind := range []string{"Node", "Namespace"} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeRoot)
@@ -113,7 +117,11 @@ func kinds() (*runtime.Scheme, meta.RESTMapper) {
 	for _, kind := range []string{"Pod", "Service", "ConfigMap", "Event"} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeNamespace)
 	}
-	for _, kind := range []string{"ClusterNetwork", "Peering", "NodeNetwork"} {
+	mapper.Add(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), meta.RESTScopeNamespace)
+	for _, kind := range []string{mcs.ServiceExportKindName, mcs.ServiceImportKindName} {
+		mapper.Add(mcs.GroupVersion.WithKind(kind), meta.RESTScopeNamespace)
+	}
+	for _, kind := range []string{"ClusterNetwork", "Peering", "NodeNetwork", "ExportedService", "ReceivedService"} {
 		mapper.Add(v1alpha1.GroupVersion.WithKind(kind), meta.RESTScopeRoot)
 	}
 	return scheme, mapper
@@ -144,8 +152,11 @@ const pageSize = 50
 
 // Start watches the selected objects of each kind. It returns when the cache is filled, and watches until drainTime
 // after ctx ends. Before the next object is read, strip removes the parts of one that the agent does not need. It may be
-// called several times for an object.
-func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]cache.ByObject, strip func(client.Object)) (*View, error) {
+// called several times for an object. Each observer is called with every object that has changed, as it was before and as it
+// is now.
+func Start(
+	ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]cache.ByObject, strip func(client.Object), observers ...func(client.Object),
+) (*View, error) {
 	keep := func(obj any) (any, error) {
 		stripUnused(obj)
 		if o, ok := obj.(client.Object); ok {
@@ -169,14 +180,27 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	}
 	changed := notify.NewSignal()
 	var filled []toolscache.DoneChecker
+	report := func(objs ...any) {
+		for _, obj := range objs {
+			if unknown, is := obj.(toolscache.DeletedFinalStateUnknown); is {
+				obj = unknown.Obj
+			}
+			for _, observe := range observers {
+				if o, is := obj.(client.Object); is {
+					observe(o)
+				}
+			}
+		}
+		changed.Send()
+	}
 	handler := toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { changed.Send() },
+		AddFunc: func(obj any) { report(obj) },
 		UpdateFunc: func(before, now any) {
 			if !isUnchanged(before, now) {
-				changed.Send()
+				report(before, now)
 			}
 		},
-		DeleteFunc: func(any) { changed.Send() },
+		DeleteFunc: func(obj any) { report(obj) },
 	}
 	for obj := range selected {
 		informer, err := store.GetInformer(ctx, obj, cache.BlockUntilSynced(false))

@@ -11,7 +11,6 @@ package exchange
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -30,7 +29,6 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/wire"
@@ -45,10 +43,6 @@ const (
 	// ioTimeout is how long a peer may take to read a frame, and how long beyond announceInterval it may be silent.
 	ioTimeout = 30 * time.Second
 )
-
-// keepAlive detects soon that the remote gateway is gone. Until then its successor, which has the same address,
-// cannot connect.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 
 // Channel is one side of the channel to the peer's gateway.
 type Channel struct {
@@ -93,67 +87,12 @@ func (c *Channel) Received() *Announcement { return c.received.Load() }
 
 // Connect opens or accepts one connection, and uses it until it ends. It returns the reason.
 func (c *Channel) Connect(ctx context.Context) error {
-	if c.isInitiator {
-		return c.dial(ctx)
+	frames := newBudgets() // of all connections: each starts with a frame
+	connection := Connector{
+		Local: c.local, Remote: c.remote, Port: Port, IsInitiator: c.isInitiator, Age: c.age,
+		Use: func(ctx context.Context, conn net.Conn) error { return c.serveConn(ctx, conn, frames) },
 	}
-	return c.serve(ctx)
-}
-
-// dial replaces the connection every c.age, as long as the next one can be opened. It returns when that fails,
-// or when a connection ends by itself.
-func (c *Channel) dial(ctx context.Context) error {
-	d := net.Dialer{
-		Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.local, 0)), KeepAliveConfig: keepAlive,
-	}
-	ctx, end := context.WithCancelCause(ctx)
-	var last, before *connection
-	defer func() {
-		end(nil)
-		before.end()
-		last.end()
-	}()
-	for {
-		conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(c.remote, Port).String())
-		if err != nil {
-			return cmp.Or(context.Cause(ctx), err)
-		}
-		// The server ends the last one when it accepts this one. If this side did, the server could take it for a failure.
-		before.end()
-		before, last = last, use(ctx, end, func(ctx context.Context) error { return c.serveConn(ctx, conn, newBudgets()) })
-		if !failure.Pause(ctx, c.age) {
-			return context.Cause(ctx)
-		}
-		last.mayEnd.Store(true)
-	}
-}
-
-// connection is a connection in use.
-type connection struct {
-	stop  context.CancelFunc
-	ended chan struct{}
-	// mayEnd is set if it is no failure that the connection ends by itself.
-	mayEnd atomic.Bool
-}
-
-// use uses a connection until it ends. If it ends by itself, use calls failed.
-func use(ctx context.Context, failed context.CancelCauseFunc, serve func(context.Context) error) *connection {
-	c := &connection{ended: make(chan struct{})}
-	ctx, c.stop = context.WithCancel(ctx)
-	go func() {
-		defer close(c.ended)
-		if err := serve(ctx); ctx.Err() == nil && !c.mayEnd.Load() {
-			failed(err)
-		}
-	}()
-	return c
-}
-
-// end ends the connection, if there is one, and waits for that.
-func (c *connection) end() {
-	if c != nil {
-		c.stop()
-		<-c.ended
-	}
+	return connection.Connect(ctx)
 }
 
 // topic is one kind of frames. A peer that sends more frames than its budget allows loses the connection. The budget is
@@ -174,33 +113,6 @@ func newBudgets() budgets {
 }
 
 func newLimit() *rate.Limiter { return rate.NewLimiter(rate.Every(announceGap/perGap), perGap) }
-
-// serve switches to a newer connection when one arrives: the peer's gateway has restarted, and it may take seconds
-// to notice that the previous connection is dead. It returns when a connection ends by itself.
-func (c *Channel) serve(ctx context.Context) error {
-	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", netip.AddrPortFrom(c.local, Port).String())
-	if err != nil {
-		return err
-	}
-	ctx, end := context.WithCancelCause(ctx)
-	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	calls, frames := newLimit(), newBudgets() // each connection starts with a frame, so they share one budget
-	var last *connection
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			end(err) // or keep the earlier reason
-			last.end()
-			return context.Cause(ctx)
-		}
-		if from, ok := conn.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != c.remote || !calls.Allow() {
-			_ = conn.Close()
-			continue
-		}
-		last.end()
-		last = use(ctx, end, func(ctx context.Context) error { return c.serveConn(ctx, conn, frames) })
-	}
-}
 
 // serveConn sends announcements and reads those of the peer until the connection ends. It returns the reason.
 func (c *Channel) serveConn(ctx context.Context, conn net.Conn, frames budgets) error {

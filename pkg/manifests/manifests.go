@@ -81,10 +81,10 @@ const PodNeeds = "each node agent has a memory limit of 512Mi, each gateway one 
 //go:embed crds/*.yaml
 var crds embed.FS
 
-// CRDs returns the custom resource definitions.
+// CRDs returns the custom resource definitions that each cluster needs.
 func CRDs() []*apiextensionsv1.CustomResourceDefinition {
-	return lo.Map(decodedCRDs(), func(crd *apiextensionsv1.CustomResourceDefinition, _ int) *apiextensionsv1.CustomResourceDefinition {
-		return crd.DeepCopy()
+	return lo.FilterMap(decodedCRDs(), func(crd *apiextensionsv1.CustomResourceDefinition, _ int) (*apiextensionsv1.CustomResourceDefinition, bool) {
+		return crd.DeepCopy(), !isForServices(crd)
 	})
 }
 
@@ -382,6 +382,8 @@ type Gateway struct {
 	Temporary bool
 	// Planes is the number of planes of the peering.
 	Planes int
+	// Services is set if the gateway exchanges services with the peer.
+	Services bool
 	// Placement selects the nodes to run on, nil for any.
 	Placement *v1alpha1.GatewayPlacement
 }
@@ -488,6 +490,10 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 			policyRule("patch", "liqonet.io", "peerings/status", g.Peering),
 			policyRule("list,watch", "liqonet.io", "nodenetworks"),
 		}, inNamespace)
+	if g.Services {
+		role := account[1].(*rbacv1.ClusterRole)
+		role.Rules = append(role.Rules, gatewayServicesRules()...)
+	}
 	lease := object(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, v1alpha1.Namespace, g.Name(), labels)
 	history := object(corev1.SchemeGroupVersion, &corev1.ConfigMap{}, v1alpha1.Namespace, g.HistoryName(), labels)
 	lease.Annotations, history.Annotations = nil, nil // the agent fills both

@@ -256,19 +256,31 @@ func matchResources(rules ...admissionv1.NamedRuleWithOperations) *admissionv1.M
 
 // policy returns an admission policy that denies agents' requests that its validations do not allow, with its binding.
 func policy(name string, labels map[string]string, by writer, rules []admissionv1.NamedRuleWithOperations, variables []admissionv1.Variable, validations []admissionv1.Validation) []Object {
+	p, binding := policyObjects(name, labels, by.condition, rules, slices.Concat(by.variables, by.commonVariables(), variables), validations)
+	return []Object{p, binding}
+}
+
+// policyObjects returns an admission policy for the requests that a condition matches, with its binding.
+func policyObjects(
+	name string, labels map[string]string, condition admissionv1.MatchCondition, rules []admissionv1.NamedRuleWithOperations, variables []admissionv1.Variable, validations []admissionv1.Validation,
+) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
 	for i := range validations {
 		validations[i].Reason = new(metav1.StatusReasonForbidden)
 	}
-	return []Object{
-		object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicy{Spec: admissionv1.ValidatingAdmissionPolicySpec{
-			MatchConstraints: matchResources(rules...), MatchConditions: []admissionv1.MatchCondition{by.condition},
-			Variables:     slices.Concat(by.variables, by.commonVariables(), variables),
-			FailurePolicy: new(admissionv1.Fail), Validations: validations,
+	return object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicy{Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: matchResources(rules...), MatchConditions: []admissionv1.MatchCondition{condition},
+			Variables: variables, FailurePolicy: new(admissionv1.Fail), Validations: validations,
 		}}, "", name, labels),
 		object(admissionv1.SchemeGroupVersion, &admissionv1.ValidatingAdmissionPolicyBinding{
 			Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 				PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
 			},
-		}, "", name, labels),
-	}
+		}, "", name, labels)
+}
+
+// withLedger gives a policy the ledger as its parameter. Without a ledger, it denies everything.
+func withLedger(p *admissionv1.ValidatingAdmissionPolicy, binding *admissionv1.ValidatingAdmissionPolicyBinding) []Object {
+	p.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ClusterNetwork"}
+	binding.Spec.ParamRef = &admissionv1.ParamRef{Name: v1alpha1.ClusterNetworkName, ParameterNotFoundAction: new(admissionv1.DenyAction)}
+	return []Object{p, binding}
 }

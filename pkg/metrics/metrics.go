@@ -8,6 +8,7 @@
 package metrics
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -49,10 +50,11 @@ type Agent struct {
 // Component is a kind of agent. The names of its metrics begin with it.
 type Component string
 
-// Gateway and Node are the two kinds of agents.
+// Gateway, Node and ServicesController are the kinds of agents.
 const (
-	Gateway Component = "gateway"
-	Node    Component = "node"
+	Gateway            Component = "gateway"
+	Node               Component = "node"
+	ServicesController Component = "services"
 )
 
 func (c Component) name(last string) string {
@@ -72,6 +74,16 @@ const (
 type Snapshot struct {
 	Planes []Plane
 	Drops  []nat.Drop
+	// Services are the numbers of the controller of services, nil for other agents.
+	Services *ServiceNumbers
+}
+
+// ServiceNumbers are the numbers of a cluster's services.
+type ServiceNumbers struct {
+	// Exported, Received and Imported are services. Conflicts are exports that differ from those of other clusters.
+	Exported, Received, Imported, Conflicts int
+	// Withdrawn are peers whose endpoints are not used, because they cannot be reached.
+	Withdrawn int
 }
 
 // Plane is one plane of a peering, as an agent sees it. Unknown values are zero.
@@ -94,6 +106,18 @@ type Plane struct {
 	OtherCaller bool
 	// Nodes are the numbers of nodes, by what they do with a gateway.
 	Nodes map[string]int
+	// Services is the exchange of services, nil without one.
+	Services *Services
+}
+
+// Services are what a gateway exchanges with the peer.
+type Services struct {
+	// Told are the services that the peer may learn, and Received those of the peer that are recorded.
+	Told, Received int
+	// Synced is set if this gateway has everything that the peer tells.
+	Synced bool
+	// Refused counts what the peer has told and is not used, by reason.
+	Refused map[string]int
 }
 
 // NodesKnown, NodesReady and NodesActive are the nodes of the cluster, those that reach the peer through a gateway,
@@ -161,6 +185,14 @@ func (a *Agent) collect(out chan<- prometheus.Metric) {
 	s, err := a.source()
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+	}
+	if n := s.Services; n != nil {
+		e := emitter{out, a.component, nil}
+		e.gauge("exported", "Services that this cluster exports.", float64(n.Exported))
+		e.gauge("received", "Services that peers tell.", float64(n.Received))
+		e.gauge("imported", "Imported services.", float64(n.Imported))
+		e.gauge("conflicts", "Exports that differ from those of other clusters.", float64(n.Conflicts))
+		e.gauge("withdrawn_peers", "Peers whose endpoints are not used, because they cannot be reached.", float64(n.Withdrawn))
 	}
 	const help = "Packets that liqonet's nftables tables have dropped, by the kernel's hook."
 	for _, d := range s.Drops {
@@ -231,6 +263,16 @@ func (e emitter) plane(p Plane) {
 	e.gauge("other_caller", "1 if a second gateway calls with the key of the peer's gateway, otherwise 0.", lo.Ternary(p.OtherCaller, 1.0, 0))
 	e.timestamp("last_handshake_timestamp_seconds", "Time of the last WireGuard handshake with the peer's gateway.", p.Handshake)
 	e.timestamp("key_created_timestamp_seconds", "Time when the gateway's WireGuard key was created.", p.Key)
+	if s := p.Services; s != nil {
+		const help = "Services that the peer may use (told), and services of the peer that this gateway has recorded (received)."
+		e.gauge("services", help, float64(s.Told), "direction", "told")
+		e.gauge("services", help, float64(s.Received), "direction", "received")
+		e.gauge("services_synced", "1 if this gateway records the peer's services and has all of them, otherwise 0.", lo.Ternary(s.Synced, 1.0, 0))
+		for _, reason := range slices.Sorted(maps.Keys(s.Refused)) {
+			const help = "Services and endpoints that the peer has told and that are not used, by reason."
+			e.emit(prometheus.CounterValue, "services_refused_total", help, float64(s.Refused[reason]), "reason", reason)
+		}
+	}
 	for state, n := range p.Nodes {
 		const help = "Nodes of the cluster: all that are known, those that reach the peer through the plane, and those that send through it."
 		e.gauge("nodes", help, float64(n), "state", state)

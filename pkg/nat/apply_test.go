@@ -37,7 +37,7 @@ func gateway() nat.Gateway {
 		Remote:      []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
 		Nodes:       []netip.Addr{addr("192.0.2.2"), addr("192.0.2.1")},
 		OverlayPort: 6094, TunnelPort: 51840, LivenessPort: 6098,
-		HealthPort: 6097, MetricsPort: 6099, Pods: []netip.Prefix{prefix("10.244.0.0/15")}, PeerGateway: addr("10.64.0.1"), ExchangePort: 6096,
+		HealthPort: 6097, MetricsPort: 6099, Pods: []netip.Prefix{prefix("10.244.0.0/15")}, PeerGateway: addr("10.64.0.1"), ExchangePorts: []uint16{6096},
 		PeerNodes: prefix("10.64.0.0/19"),
 	}
 }

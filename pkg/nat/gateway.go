@@ -47,9 +47,9 @@ type Gateway struct {
 	MetricsPort uint16
 	Pods        []netip.Prefix
 	// PeerGateway is the address by which this cluster knows the peer's gateway. Through the tunnel, only that address
-	// connects to the TCP port ExchangePort, and replies from it.
-	PeerGateway  netip.Addr
-	ExchangePort uint16
+	// connects to the TCP ports in ExchangePorts, and replies from them.
+	PeerGateway   netip.Addr
+	ExchangePorts []uint16
 	// PeerNodes is the range by which this cluster knows the peer's nodes.
 	PeerNodes netip.Prefix
 	// LimitRate is how many bytes of IP packets per second are forwarded from the peer, 0 for no limit. Probes and the
@@ -198,13 +198,15 @@ func (g Gateway) input() rules {
 		tunnel[1],
 		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), from(setNodes), accept())},
 	}, g.agentInput(), rules{
-		{"the peer's gateway connects", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
-		{"the peer's gateway replies", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpConnect()), accept())},
 		{"the peer's gateway answers", concat(fromGateway, udpSport(g.LivenessPort), accept())},
 		{"liveness: the peer's gateway", concat(fromGateway, udpDport(g.LivenessPort), accept())},
 		{"liveness: nodes", concat(iifGroup(g.OverlayGroup), match(address(sourceAt), g.Internal.Real), udpDport(g.LivenessPort), accept())},
 		{"nodes try whether TCP passes", concat(iifGroup(g.OverlayGroup), match(address(sourceAt), g.Internal.Real), tcpDport(g.LivenessPort), tcpConnect(), accept())},
 	})
+	for _, port := range g.ExchangePorts {
+		out.add(fmt.Sprintf("the peer's gateway connects: %d", port), fromGateway, tcpDport(port), accept())
+		out.add(fmt.Sprintf("the peer's gateway replies: %d", port), fromGateway, tcpSport(port), not(tcpConnect()), accept())
+	}
 	// Beyond this rate, probes could fill the socket through which the requests above are answered.
 	peerNodes := concat(iifGroup(g.TunnelGroup), match(address(sourceAt), g.PeerNodes), udpDport(g.LivenessPort))
 	out.add("liveness: too many of the peer's nodes", peerNodes, packetsOver(peerProbes), drop(hookInput, "over-limit-rate"))

@@ -11,15 +11,17 @@ import (
 	"fmt"
 )
 
-// The agents' ports that other components know: UDP for the overlay and the tunnel, TCP for the channel between gateways.
+// The agents' ports that other components know: UDP for the overlay and the tunnel, TCP for the channels between gateways.
 const (
 	OverlayPort  = 6094
 	TunnelPort   = 51840
 	ExchangePort = 6096
+	// ServicesPort is for services, which gateways exchange by another connection.
+	ServicesPort = 6100
 )
 
 // FirstPort and LastPort enclose all UDP and TCP ports of agents, except TunnelPort.
-const FirstPort, LastPort = 6094, 6099
+const FirstPort, LastPort = 6094, 6100
 
 // tunnelPorts is how many ports a gateway's WireGuard may use, beginning with TunnelPort: a client that gets no answer
 // calls from another one.

@@ -466,7 +466,7 @@ func (c *Cluster) TableOf(t testing.TB, s *Side) nat.Gateway {
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port,
-		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{r.Pods}, PeerGateway: s.peerGateway, ExchangePort: gatewaychannel.Port,
+		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{r.Pods}, PeerGateway: s.peerGateway, ExchangePorts: []uint16{gatewaychannel.Port},
 		PeerNodes: r.MappedInternal,
 	}
 	for _, h := range c.exposedTo(s) {

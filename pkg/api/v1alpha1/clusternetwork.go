@@ -33,6 +33,9 @@ type ClusterNetworkSpec struct {
 	// OverlayKey identifies the key that protects the links between nodes and gateways, and the nodes that know it.
 	// +optional
 	OverlayKey OverlayKey `json:"overlayKey,omitzero"`
+	// Services is set while the cluster exchanges services with any peer.
+	// +optional
+	Services *ClusterServices `json:"services,omitempty"`
 
 	// Peers has an entry for each other cluster, from before anything is installed for it until everything is removed.
 	// Nothing in an entry is allocated to another one. The ranges are also in its Peering, which agents read; the entry
@@ -102,6 +105,12 @@ type PeerAllocation struct {
 	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{42}[AEIMQUYcgkosw048]=$`
 	// +optional
 	IdentityKey string `json:"identityKey,omitempty"`
+	// ServicesID is the peer's ID among the clusters that exchange services, as in its Peering. It is empty if services are
+	// not exchanged with it. Admission policies read it here.
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +optional
+	ServicesID string `json:"servicesID,omitempty"`
 	// Previous is what an active peering had before a command that has not completed yet. Ranges stay reserved, so
 	// that a rollback can restore them.
 	// +optional

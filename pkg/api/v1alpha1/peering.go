@@ -67,6 +67,9 @@ type PeeringSpec struct {
 	// PlanesMode is how a node chooses planes to the peer: one (Single, also if empty) or all that work (Spread).
 	// +optional
 	PlanesMode PlanesMode `json:"planesMode,omitempty"`
+	// Services is how services are exchanged with the peer. Without it, they are not.
+	// +optional
+	Services *PeeringServices `json:"services,omitempty"`
 }
 
 // PlanesMode is how many planes a node uses to send packets.

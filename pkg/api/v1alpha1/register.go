@@ -122,7 +122,8 @@ func PlanePortName(plane int32) string { return fmt.Sprintf("plane-%d", plane) }
 
 // AddToScheme registers the types of this package.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &ClusterNetwork{}, &ClusterNetworkList{}, &Peering{}, &PeeringList{}, &NodeNetwork{}, &NodeNetworkList{})
+	s.AddKnownTypes(GroupVersion, &ClusterNetwork{}, &ClusterNetworkList{}, &Peering{}, &PeeringList{}, &NodeNetwork{}, &NodeNetworkList{},
+		&ExportedService{}, &ExportedServiceList{}, &ReceivedService{}, &ReceivedServiceList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }
