@@ -134,16 +134,60 @@ func addOverrideFlags(f *pflag.FlagSet) {
 		"through one plane, and another one if that fails, or through all working planes, by pairs of addresses "+
 		"(default: as before, or else single)")
 	f.String("server", "", "`CLUSTER` whose gateway is the server, to which the other one connects (default: the one that is reachable)")
-	for _, o := range options() {
+	addClusterFlags(f, options())
+	f.Bool("services", false, "exchange services, as services enable does; kept by later commands")
+	addServiceFlags(f)
+	groupFlags(f, "Flags for addresses", "map", "node-cidr", "pod-cidr", "reserve", "service-cidr")
+	groupFlags(f, "Flags for agents and gateways", "agent-image", "endpoint", "gateway-node-selector", "gateway-toleration", "node-metrics",
+		"overlay", "planes-mode", "server", "service-type", "wireguard")
+	groupFlags(f, "Flags for limits", "limit-new", "limit-rate")
+}
+
+// addClusterFlags adds flags that can be set for each cluster.
+func addClusterFlags(f *pflag.FlagSet, options []option) {
+	for _, o := range options {
 		if o.allowed != nil {
 			o.usage = strings.Join(o.allowed, ", ") + ": " + o.usage
 		}
 		f.Var(&clusterFlag{syntax: o.syntax, allowed: o.allowed}, o.flag, o.usage)
 	}
-	groupFlags(f, "Flags for addresses", "map", "node-cidr", "pod-cidr", "reserve", "service-cidr")
-	groupFlags(f, "Flags for agents and gateways", "agent-image", "endpoint", "gateway-node-selector", "gateway-toleration", "node-metrics",
-		"overlay", "planes-mode", "server", "service-type", "wireguard")
-	groupFlags(f, "Flags for limits", "limit-new", "limit-rate")
+}
+
+// addServiceFlags adds the flags about services.
+func addServiceFlags(f *pflag.FlagSet) {
+	addClusterFlags(f, serviceOptions())
+	f.Lookup("standby").NoOptDefVal = "true"
+	names := lo.Map(serviceOptions(), func(o option, _ int) string { return o.flag })
+	if f.Lookup("services") != nil {
+		names = append(names, "services")
+	}
+	groupFlags(f, "Flags for services", names...)
+}
+
+// serviceOptions are the options about services. Later commands keep them.
+func serviceOptions() []option {
+	return []option{
+		{"import", anyCluster + "NAMESPACES", func(o *override, item string) error {
+			o.Services.Import = v1alpha1.ImportPolicy(apiValue(item))
+			return nil
+		}, "into which namespaces a cluster imports the peer's services: into all that exist, except those labeled liqonet.io/import=false; only into " +
+			"those labeled liqonet.io/import=true; or into none", []string{"all", "labeled", "none"}},
+		{"precedence", anyCluster + "WHOSE", func(o *override, item string) error {
+			o.Services.Precedence = v1alpha1.Precedence(apiValue(item))
+			return nil
+		}, "whose export of a service decides if both clusters export it differently: the older one, or a cluster's own", []string{"age", "own"}},
+		{"standby", anyCluster + "BOOL", func(o *override, item string) error {
+			o.Services.Endpoints = lo.Ternary(item == "true", v1alpha1.EndpointsStandby, v1alpha1.EndpointsEqual)
+			return nil
+		}, "whether a cluster uses the peer's endpoints of a service only while it has no ready ones of its own", []string{"false", "true"}},
+		{"cluster-id", "CLUSTER=ID", func(o *override, item string) error {
+			o.Services.ID = item
+			if bad := validation.IsDNS1123Label(item); len(bad) > 0 {
+				return errors.New(bad[0])
+			}
+			return nil
+		}, "what the other clusters call a cluster in EndpointSlices and names of pods, a DNS label (default: its name)", nil},
+	}
 }
 
 // peerOptions parses the override flags for the clusters of a command line.
@@ -165,8 +209,36 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 		}
 		o.Server = clusters[k].ID
 	}
-	var all override
-	each := make([]override, len(clusters))
+	all, each, err := readOptions(f, slices.Concat(options(), serviceOptions()), refs, clusters)
+	if err != nil {
+		return o, err
+	}
+	if all.NodePort != 0 {
+		return o, fmt.Errorf("--service-type: a port is for one cluster: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
+	}
+	if o.Fingerprints, err = fingerprints(all, each, clusters); err != nil {
+		return o, err
+	}
+	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways, o.NodeMetrics = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways, all.NodeMetrics
+	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]engine.ClusterOptions{}
+	services, _ := f.GetBool("services")
+	for k, c := range clusters {
+		each[k].LimitNew, each[k].LimitRate = cmp.Or(each[k].LimitNew, all.LimitNew), cmp.Or(each[k].LimitRate, all.LimitRate)
+		each[k].setServices(all, lo.Ternary(services, plan.ServicesOn, ""))
+		o.Facts[c.ID], o.Clusters[c.ID] = each[k].facts, each[k].ClusterOptions
+	}
+	return o, nil
+}
+
+// setServices sets the choices about services, of which some may be for all clusters.
+func (o *override) setServices(all override, exchange plan.ServicesExchange) {
+	s, of := &o.Services, all.Services
+	s.Exchange, s.Import, s.Precedence, s.Endpoints = exchange, cmp.Or(s.Import, of.Import), cmp.Or(s.Precedence, of.Precedence), cmp.Or(s.Endpoints, of.Endpoints)
+}
+
+// readOptions parses the flags that can be set for each cluster: their values for all clusters, and for each one.
+func readOptions(f *pflag.FlagSet, options []option, refs []string, clusters []*kube.Cluster) (all override, each []override, err error) {
+	each = make([]override, len(clusters))
 	read := func(value string, option option) error {
 		target, items := &all, value
 		if cluster, rest, ok := strings.Cut(value, "="); ok {
@@ -185,26 +257,14 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o e
 		}
 		return nil
 	}
-	for _, option := range options() {
+	for _, option := range options {
 		for _, value := range f.Lookup(option.flag).Value.(listFlag).GetSlice() {
 			if err := read(value, option); err != nil {
-				return o, fmt.Errorf("--%s %q: %w", option.flag, value, err)
+				return all, nil, fmt.Errorf("--%s %q: %w", option.flag, value, err)
 			}
 		}
 	}
-	if all.NodePort != 0 {
-		return o, fmt.Errorf("--service-type: a port is for one cluster: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
-	}
-	if o.Fingerprints, err = fingerprints(all, each, clusters); err != nil {
-		return o, err
-	}
-	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways, o.NodeMetrics = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways, all.NodeMetrics
-	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]engine.ClusterOptions{}
-	for k, c := range clusters {
-		each[k].LimitNew, each[k].LimitRate = cmp.Or(each[k].LimitNew, all.LimitNew), cmp.Or(each[k].LimitRate, all.LimitRate)
-		o.Facts[c.ID], o.Clusters[c.ID] = each[k].facts, each[k].ClusterOptions
-	}
-	return o, nil
+	return all, each, nil
 }
 
 // apiValue returns the API's spelling of a flag value, which users write in lower case. It returns other values, such as auto, unchanged.
@@ -212,6 +272,8 @@ func apiValue(flag string) string {
 	values := []string{
 		string(v1alpha1.Geneve), string(v1alpha1.VXLAN), string(v1alpha1.KernelWireGuard), string(v1alpha1.UserSpaceWireGuard),
 		string(v1alpha1.PlanesSingle), string(v1alpha1.PlanesSpread),
+		string(v1alpha1.ImportAll), string(v1alpha1.ImportLabeled), string(v1alpha1.ImportNone),
+		string(v1alpha1.PrecedenceAge), string(v1alpha1.PrecedenceOwn),
 	}
 	return lo.FindOrElse(values, flag, func(value string) bool { return strings.EqualFold(value, flag) })
 }

@@ -99,13 +99,18 @@ func changesClusters(cmd *cobra.Command) bool {
 		value, err := cmd.Flags().GetBool(flag)
 		return err == nil && value
 	}
-	changes := slices.Contains([]string{"peer", "unpeer", "upgrade", "rotate-keys", "expose-host"}, cmd.Name())
+	changes := slices.Contains([]string{"peer", "unpeer", "upgrade", "rotate-keys", "expose-host", "enable", "disable", "export", "unexport"}, cmd.Name())
 	return changes && !is("dry-run") && !is("list") || is("fix")
 }
 
 // NewCommand returns the root command with all subcommands.
 func NewCommand(streams Streams) *cobra.Command {
 	return (&globals{streams: streams, started: time.Now()}).command()
+}
+
+// allCommands returns the commands below a command, and those below them.
+func allCommands(of *cobra.Command) []*cobra.Command {
+	return lo.FlatMap(of.Commands(), func(cmd *cobra.Command, _ int) []*cobra.Command { return append(allCommands(cmd), cmd) })
 }
 
 func (g *globals) command() *cobra.Command {
@@ -148,9 +153,9 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	flags.Lookup("verbose").NoOptDefVal = "1"
 	flags.String("config", "", "`FILE` with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
 	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g),
-		newMap(g), newExposeHost(g), newVersion(g))
+		newMap(g), newExposeHost(g), newExport(g), newUnexport(g), newServices(g), newVersion(g))
 	root.Example = output.WithProgramName(root.Example)
-	for _, cmd := range root.Commands() {
+	for _, cmd := range allCommands(root) {
 		if cmd.ValidArgsFunction == nil && strings.Contains(cmd.Use, "CLUSTER") {
 			cmd.ValidArgsFunction = g.completeContexts(math.MaxInt)
 		}

@@ -394,7 +394,7 @@ func (s *statusResult) state() string {
 
 // printViews prints a row for each gateway, then the ranges that are translated, then messages and hints.
 func printViews(o *output.Format, w io.Writer, views []status.View) {
-	var planes, tunnels, conditions [][]any
+	var planes, tunnels, conditions, exchanged [][]any
 	for _, v := range views {
 		for _, p := range v.Planes {
 			plane := strconv.Itoa(int(p.Index))
@@ -418,11 +418,17 @@ func printViews(o *output.Format, w io.Writer, views []status.View) {
 		for _, c := range v.Conditions {
 			conditions = append(conditions, []any{v.Cluster, v.Peer, c.Type, c.Status, c.Reason, c.Message})
 		}
+		if s := v.Services; s != nil {
+			exchanged = append(exchanged, []any{v.Cluster, v.Peer, s.Exported, s.Received, s.Imported, s.Withdrawn, s.LocalID, s.RemoteID, s.Import, s.Precedence, s.Endpoints})
+		}
 	}
 	o.Table(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
 	if o.Wide() {
 		o.Section(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "gateway agent", "node agents"}, tunnels)
 		o.Section(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
+	}
+	if len(exchanged) > 0 {
+		o.Section(w, []string{"cluster", "peer", "exported", "received", "imported", "withdrawn", "+id", "+peer's id", "+imports", "+precedence", "+endpoints"}, exchanged)
 	}
 	translated := lo.Filter(views, func(v status.View, _ int) bool {
 		return slices.ContainsFunc(v.LocalPods, func(m ipam.Mapping) bool { return m.Real != m.Mapped })

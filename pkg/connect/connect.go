@@ -37,6 +37,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	mcs "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -273,7 +274,7 @@ func staticMapper(s *runtime.Scheme) meta.RESTMapper {
 
 func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s))
+	return s, errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s), mcs.AddToScheme(s))
 }
 
 // serverClock is the API server's clock, to the second, from the Date headers of its responses. Timestamps of objects are in its time,

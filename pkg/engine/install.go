@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	mcs "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
@@ -39,7 +40,11 @@ func (s *Side) InstallCRDs(ctx context.Context, planned []plan.ObjectPlan) error
 		return err
 	}
 	return s.Await(ctx, "wait for the custom resource definitions", "", nil, func(kube.Objects) (string, error) {
-		for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
+		lists := []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}}
+		if len(plan.ObjectsInStage(planned, plan.ServicesWorkload, "")) > 0 {
+			lists = append(lists, &v1alpha1.ExportedServiceList{}, &v1alpha1.ReceivedServiceList{}, &mcs.ServiceExportList{}, &mcs.ServiceImportList{})
+		}
+		for _, list := range lists {
 			if err := s.Client.List(ctx, list, client.Limit(1)); kube.IsNotFound(err) {
 				return fmt.Sprintf("%T is not served yet", list), nil
 			} else if err != nil {
@@ -357,6 +362,11 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 		return err
 	}
 	f.Reports = reports.Items
+	if s.Intent.Overrides.Services.Exchange == plan.ServicesOn {
+		if f.Services, err = ReadServices(ctx, s.Cluster); err != nil {
+			return err
+		}
+	}
 	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
 		return nil
 	}
@@ -367,7 +377,12 @@ func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err 
 			return err
 		}
 	}
-	f, err = f.InferPods()
+	if f, err = f.InferPods(); err != nil {
+		return err
+	}
+	if lo.FromPtr(f.Existing).Spec.Services != nil && f.Services.Foreign == nil {
+		f.Services, err = ReadServices(ctx, s.Cluster)
+	}
 	return err
 }
 

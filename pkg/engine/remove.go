@@ -54,6 +54,11 @@ func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed,
 	if r.Skipped, err = removePeering(ctx, c, entry.Name); err != nil {
 		return r, err
 	}
+	if entry.ServicesID != "" {
+		if err := DeleteReceived(ctx, c, entry.Name); err != nil {
+			return r, err
+		}
+	}
 	return r, ReleaseEntry(ctx, c, peerID)
 }
 
@@ -66,7 +71,7 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, lockTimeout time.Duratio
 	}
 	if isUsed {
 		TryCompleteOthers(ctx, c, reporter)
-		return false, nil
+		return false, RemoveUnusedServices(ctx, c, reporter)
 	}
 	// A command may have been killed before it reserved anything.
 	if was, err = isInstalled(ctx, c); err != nil {
@@ -216,6 +221,13 @@ func isInstalled(ctx context.Context, c *kube.Cluster) (bool, error) {
 func uninstall(ctx context.Context, c *kube.Cluster) error {
 	return failure.RunSteps(ctx,
 		func(ctx context.Context) error { return startLedgerDeletion(ctx, c) },
+		func(ctx context.Context) error {
+			was, err := isServicesInstalled(ctx, c)
+			if !was || err != nil {
+				return err
+			}
+			return removeServices(ctx, c)
+		},
 		func(ctx context.Context) error { return deletePeerings(ctx, c, "") },
 		func(ctx context.Context) error {
 			_, err := AwaitNodesClean(ctx, c, "")
@@ -241,6 +253,9 @@ func startLedgerDeletion(ctx context.Context, c *kube.Cluster) error {
 
 // deleteCRDs deletes the custom resource definitions, and waits until they are gone.
 func deleteCRDs(ctx context.Context, c *kube.Cluster) error {
+	if err := deleteServicesCRDs(ctx, c); err != nil {
+		return err
+	}
 	crds, err := c.ListManaged(ctx, nil, &apiextensionsv1.CustomResourceDefinitionList{})
 	if err := cmp.Or(err, c.DeleteEach(ctx, crds)); err != nil {
 		return err

@@ -27,6 +27,9 @@ import (
 // servicesMemory is the controller's memory limit, in bytes.
 const servicesMemory = 512 << 20
 
+// ServicesLabels are on all objects of the controller of services.
+func ServicesLabels() map[string]string { return componentLabels("services") }
+
 // isForServices reports whether only clusters that exchange services need a definition.
 func isForServices(crd *apiextensionsv1.CustomResourceDefinition) bool {
 	return slices.Contains([]string{"ExportedService", "ReceivedService"}, crd.Spec.Names.Kind)
@@ -69,7 +72,7 @@ func gatewayServicesRules() []rbacv1.PolicyRule {
 // Services returns the account of the controller of services, with its permissions and policies, and its Deployment, which needs
 // them.
 func Services(a Agents) (account []Object, workload []Object) {
-	labels := componentLabels("services")
+	labels := ServicesLabels()
 	name := v1alpha1.ServicesName
 	account = accountObjects(name, name, labels,
 		[]rbacv1.PolicyRule{

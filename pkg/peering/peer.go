@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,7 +66,10 @@ func peerClusters(ctx context.Context, a, b *kube.Cluster, o engine.Options, r k
 				return err
 			}
 			engine.TryCompleteOthers(ctx, s.Cluster, r)
-			return nil
+			if s.Intent.Overrides.Services.Exchange != plan.ServicesOff {
+				return nil
+			}
+			return engine.RemoveUnusedServices(left, s.Cluster, r)
 		}))
 		if !again {
 			return p.result, err
@@ -82,7 +86,13 @@ func (p *run) discover(ctx context.Context) error {
 	checkPermissions := func(ctx context.Context, s, _ *engine.Side) error {
 		return s.CheckPermissions(ctx, engine.InstallPermissions())
 	}
-	return failure.RunSteps(ctx, p.requirePermissions(checkPermissions), p.observe)
+	checkServices := func(ctx context.Context, s, _ *engine.Side) error {
+		if !p.planOf(s).Services {
+			return nil
+		}
+		return s.CheckPermissions(ctx, engine.ServicesPermissions())
+	}
+	return failure.RunSteps(ctx, p.requirePermissions(checkPermissions), p.observe, p.onBothSides(checkServices))
 }
 
 // avoidConflicts makes the next attempt avoid ranges that conflict with those of nodes. It reports whether there are any.
@@ -292,7 +302,9 @@ func (p *pairing) checkInternalRange(context.Context) error {
 
 // push makes the plan from the agents' reports, and applies it. Gateways that were started remain if the plan still has them.
 func (p *run) push(ctx context.Context) error {
-	steps := []step{p.onBothSides(allocate)}
+	steps := []step{p.onBothSides(p.allocate), p.onBothSides(func(ctx context.Context, s, _ *engine.Side) error {
+		return s.InstallServices(ctx, p.planOf(s).Objects)
+	})}
 	if !p.startsEarly {
 		// Only after the other side has chosen ranges, which depend on this side's endpoints.
 		steps = append(steps, p.makeAllKeys)
@@ -314,7 +326,7 @@ func (p *run) push(ctx context.Context) error {
 
 // allocate writes the ranges that the cluster uses for the peer into the ledger, and the identity of a replaced peer: before anything
 // of that peer is pushed.
-func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
+func (p *pairing) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	isNew := false
 	offer, err := plan.FirstOffer(peer.Facts, peer.Intent, s.ID)
 	if err != nil {
@@ -325,7 +337,7 @@ func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 		replaced := plan.ReplacePeer(cn, peer.ID, peer.Peering.Identity)
 		isNew, err = plan.Allocate(cn, own, offer)
 		isNew = isNew || replaced
-		return err
+		return cmp.Or(err, plan.AllocateServices(cn, p.planOf(s), peer.ID))
 	})
 	if err == nil && isNew {
 		s.Peering.RangesChanged = true
@@ -339,7 +351,8 @@ func allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 func (p *run) awaitAndCommit(ctx context.Context) error {
 	// Until the journals are closed, everything can be rolled back, in both clusters, also by a command that overtakes this one.
 	commit := func(ctx context.Context, s, _ *engine.Side) error { return s.Changes.Journal.Close(ctx, s.Cluster) }
-	if err := failure.RunSteps(ctx, p.onBothSides(p.waitForPackets), p.onBothSides(commit), lock.Lost, p.onBothSides(activate)); err != nil {
+	awaitServices := func(ctx context.Context, s, _ *engine.Side) error { return s.AwaitServices(ctx, p.planOf(s).Objects) }
+	if err := failure.RunSteps(ctx, p.onBothSides(p.waitForPackets), p.onBothSides(awaitServices), p.onBothSides(commit), lock.Lost, p.onBothSides(activate)); err != nil {
 		return err
 	}
 	p.needsRollback = false

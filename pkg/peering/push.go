@@ -287,6 +287,11 @@ func (p *pusher) dropPlanes(ctx context.Context) error {
 func (p *pusher) cleanUp(ctx context.Context, s, peer *engine.Side) error {
 	c := p.planOf(s)
 	_, _ = engine.UpdateEntry(ctx, s.Cluster, peer.ID, engine.ForgetPrevious)
+	if !c.Services && s.Facts.Existing != nil && s.Facts.Existing.Spec.Services != nil {
+		if err := engine.DeleteReceived(ctx, s.Cluster, c.Peering.Name); err != nil {
+			return err
+		}
+	}
 	labels := kube.PeeringLabels(c.Peering.Name)
 	var stale []client.Object
 	if c.Service == nil {

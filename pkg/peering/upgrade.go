@@ -220,6 +220,11 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 		}
 	}
 	f.Facts.OtherPeerings = peerings.Items
+	if slices.ContainsFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Services != nil }) {
+		if f.Facts.Services, err = engine.ReadServices(ctx, c); err != nil {
+			return nil, err
+		}
+	}
 	f.Services = lo.KeyBy(kube.Pointers(services.Items), func(s *corev1.Service) string { return s.Labels[v1alpha1.LabelPeering] })
 	for _, s := range secrets.Items {
 		f.Secrets[s.Name] = true // empty if they may not be listed
@@ -283,7 +288,12 @@ func (u *upgrade) prepare(ctx context.Context) error {
 		if err := u.side.InstallCRDs(ctx, u.plan.Objects); err != nil {
 			return err
 		}
-		return u.side.Apply(ctx, plan.ObjectsInStage(u.plan.Objects, plan.Accounts, "")...)
+		return failure.RunSteps(ctx,
+			func(ctx context.Context) error {
+				return u.side.Apply(ctx, plan.ObjectsInStage(u.plan.Objects, plan.Accounts, "")...)
+			},
+			func(ctx context.Context) error { return u.side.InstallServices(ctx, u.plan.Objects) },
+			func(ctx context.Context) error { return u.side.AwaitServices(ctx, u.plan.Objects) })
 	})
 }
 

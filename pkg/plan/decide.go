@@ -28,6 +28,8 @@ type decisions struct {
 	placement           *v1alpha1.GatewayPlacement
 	placementStatements []Statement
 	mode                v1alpha1.PlanesMode
+	// services is set if services are exchanged.
+	services bool
 }
 
 // decideLocal makes the choices that do not depend on the peer.
@@ -61,7 +63,7 @@ func (f *input) decide(offer, peer *Offer, d *decisions) (err error) {
 	if err := f.choosePlanes(both, d); err != nil {
 		return err
 	}
-	d.mode = planesMode(both)
+	d.mode, d.services = planesMode(both), chooseServices(both)
 	server, reason, isFinal, err := chooseServer(both)
 	if err != nil {
 		return err
@@ -242,6 +244,8 @@ type Offer struct {
 	// Role and Planes are for the decisions about roles and planes.
 	Role   RoleOffer   `json:"role,omitzero"`
 	Planes PlanesOffer `json:"planes"`
+	// Services is for the decision about the exchange of services.
+	Services ServicesOffer `json:"services"`
 	// Keys describe the pre-shared keys of the cluster's gateways.
 	Keys []KeyOffer `json:"keys,omitempty"`
 	// Reader holds the decisions about the reader, nil before the cluster has read an offer of the reader.
@@ -335,6 +339,7 @@ func (f *input) offer(readerID string, d *decisions) (Offer, error) {
 			Requested: f.Overrides.Planes, Temporary: f.Temporary, RequestedMode: f.Overrides.PlanesMode,
 		},
 	}
+	o.Services = f.servicesOffer()
 	if f.facts.Network.PodsUnknown != nil {
 		o.PodsUnknown = f.facts.Network.PodsUnknown.Error()
 	}

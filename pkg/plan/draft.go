@@ -61,7 +61,10 @@ func newDraft(own Facts, intent Intent, peer *Offer) (*draft, error) {
 	if f.facts.PodsInferred != "" {
 		addNote(&d.plan.Notes, "%s", f.facts.PodsInferred)
 	}
-	return d, d.plan.planLedger(f, peer)
+	if err := d.plan.planLedger(f, peer); err != nil {
+		return d, err
+	}
+	return d, d.plan.planServices(f, peer, d.services)
 }
 
 // planLedger plans the ledger, with an entry for the peer and the ranges by which this cluster knows it.
@@ -137,7 +140,7 @@ func (d *draft) candidate(role Statement) (ClusterPlan, error) {
 		g.Agents, g.Role, g.WireGuard = c.NodeAgents.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
 		g.OverlayKey, g.Placement = d.input.linkKey(plane, OverlayKey(c.Ledger)), d.placement
 		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
-		g.PresharedKey = preshared.Generation
+		g.PresharedKey, g.Services = preshared.Generation, d.services
 		addr, _ := GatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		const why = "by the index, from the end of the overlay's range"
 		c.Choices = append(c.Choices, statement("overlay address of the gateway", addr.String(), why))

@@ -64,6 +64,9 @@ const (
 	Exposure
 	GatewayAccount
 	GatewayWorkload
+	// ServicesAccounts and ServicesWorkload are for the controller of services.
+	ServicesAccounts
+	ServicesWorkload
 )
 
 // ObjectsInStage returns the objects of a list that are applied in a stage, for one gateway or, with an empty name, for
@@ -84,6 +87,9 @@ func (c *ClusterPlan) planObjects(own *Facts) {
 	}
 	l.add(noStage, "", "the identity by which peers recognize the cluster; created once, and never shown", manifests.IdentitySecret(nil))
 	l.addNodeAgents(&c.NodeAgents, "account and permissions of the node agents")
+	if c.Services {
+		l.addServices(&c.NodeAgents, own.Services.Foreign)
+	}
 	ledger := manifests.ClusterNetwork(c.Ledger.Spec)
 	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges allocated to it", c.Peer), ledger)
 	l.objects = append(l.objects, nodeAgentObjects(own, c.Ledger.Spec.InternalCIDR.Prefix)...)
@@ -250,6 +256,7 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		},
 		Gateways: d.placement,
 		Overlay:  v1alpha1.OverlayKind(d.overlay.Value.String()), Limits: d.input.limits(), PlanesMode: d.mode,
+		Services: d.peeringServices(),
 	}
 	for _, g := range c.Gateways {
 		plane, err := d.planPlane(c, g, nodes)

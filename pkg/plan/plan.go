@@ -10,6 +10,7 @@
 //
 //   - draft, upgrade: the exchange of offers and the plans that follow from it, and the plans of upgrades
 //   - objects: the objects of a plan, and what is in the Peering
+//   - services: whether and how services are exchanged
 //   - decide: what the peer may know, all choices in their order, and those that both clusters make alike
 //   - choices: one decision after the other
 //   - ranges: the ranges by which a cluster knows the peer, and what is stored about it
@@ -87,6 +88,8 @@ type ClusterPlan struct {
 	Service *corev1.Service `json:"-"`
 	// Budget is the gateways' disruption budget, nil with one plane.
 	Budget *policyv1.PodDisruptionBudget `json:"-"`
+	// Services is set if services are exchanged with the peer.
+	Services bool `json:"-"`
 	// Peering is the object to apply, without the fields that are still unknown.
 	Peering *v1alpha1.Peering `json:"-"`
 	// unknown lists the fields of the Peering's planes that become known during the run.
@@ -252,6 +255,7 @@ type Facts struct {
 	// PodsInferred is a note about PodCIDRs that were inferred, and from what. It is empty if an object of the cluster,
 	// or the user, names them.
 	PodsInferred string
+	Services     ServicesFacts
 }
 
 // PlaneFacts are a cluster's facts about the gateway of one plane.
@@ -302,6 +306,7 @@ func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
 	existing, _ := f.ExistingPlane(plane)
 	return manifests.Gateway{
 		Peering: peering, Owner: f.Owner, Plane: plane, PresharedKey: existing.PresharedKey.Generation,
+		Services:      lo.FromPtr(f.Existing).Spec.Services != nil,
 		KeyGeneration: max(1, cmp.Or(f.Planes[plane].KeyGeneration, existing.KeyGeneration)),
 	}
 }
@@ -585,6 +590,8 @@ type Overrides struct {
 	Gateways v1alpha1.GatewayPlacement
 	// NodeMetrics is where node agents serve their metrics, MetricsLoopback or MetricsNode. Empty keeps it.
 	NodeMetrics string
+	// Services are the choices about services.
+	Services ServicesOverrides
 }
 
 // MetricsLoopback lets node agents serve their metrics on 127.0.0.1, MetricsNode at their nodes' own addresses.

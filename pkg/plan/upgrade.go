@@ -142,6 +142,9 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	const reason = "namespace, account and permissions of the node agents"
 	l.add(Accounts, "", reason, manifests.Namespace())
 	l.addNodeAgents(u.Agents, reason)
+	if slices.ContainsFunc(f.Facts.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Services != nil }) {
+		l.addServices(u.Agents, f.Facts.Services.Foreign)
+	}
 	var exposed []manifests.Object
 	byPlane := map[int32][]UpgradeGateway{}
 	for i := range f.Facts.OtherPeerings {

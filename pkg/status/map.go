@@ -42,12 +42,17 @@ func Hosts(p *v1alpha1.Peering) []Host {
 }
 
 // MapToPeer returns the address by which the peer reaches a pod (NAMESPACE/NAME) or an address of a pod, a node or the
-// overlay. For a Service (NAMESPACE/NAME or its cluster IP), which peers cannot reach, it returns the addresses and
-// ports of its endpoints.
+// overlay. For a Service (NAMESPACE/NAME or its cluster IP), it returns the addresses and ports of its endpoints, as peers
+// cannot reach its own address. If it is exported, it returns the address that it has in the peer's cluster.
 func MapToPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what string) ([]string, error) {
 	p, t, err := PeeringWith(ctx, c, peer)
 	if err != nil {
 		return nil, err
+	}
+	if namespace, name, isName := strings.Cut(what, "/"); isName {
+		if out, isExported, err := mapService(ctx, c, peer, namespace, name); isExported || err != nil {
+			return out, err
+		}
 	}
 	real, err := addressesOf(ctx, c, what)
 	if err != nil {

@@ -79,6 +79,8 @@ type View struct {
 	Overlay    string        `json:"overlay"`
 	// Limits bound the traffic that this cluster accepts from the peer.
 	Limits v1alpha1.Limits `json:"limits,omitzero"`
+	// Services is the exchange of services. Nil if there is none.
+	Services *ServicesView `json:"services,omitempty"`
 	// Images are the images that the node agents and the peering's gateways run, with the digests that kubelets report.
 	// Empty if the user may not read pods.
 	Images []string `json:"images,omitempty"`
@@ -224,7 +226,7 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
-	return views, nil
+	return views, addServices(ctx, c, views, lo.FromPtr(lo.FromPtr(ledger).Spec.Services).ID, beats)
 }
 
 // emptyView returns a view that contains only a message.
@@ -311,7 +313,8 @@ func ViewFrom(c *kube.Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwo
 	v := View{
 		Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
 		LocalPods: t.Pods, LocalNodes: t.Nodes, Hosts: Hosts(p), RemotePods: plan.Mappings(p.Spec.Remote.Pods),
-		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesSingle)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
+		Services: servicesViewOf(p),
+		Overlay:  string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesSingle)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
 	messages := v.addPlanes(p, beats, c.Now())
 	isSilent := v.State == Unknown

@@ -43,6 +43,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	mcs "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -119,7 +120,7 @@ func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	return s, errors.Join(
 		admissionv1.AddToScheme(s), coordinationv1.AddToScheme(s), corev1.AddToScheme(s), discoveryv1.AddToScheme(s), appsv1.AddToScheme(s), batchv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s), policyv1.AddToScheme(s),
-		authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s), metav1.AddMetaToScheme(s),
+		authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s), mcs.AddToScheme(s), metav1.AddMetaToScheme(s),
 	)
 }
 
