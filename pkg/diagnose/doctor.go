@@ -65,7 +65,7 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, announce func(stri
 	all := lo.Map(clusters, func(c *kube.Cluster, _ int) *clusterReader {
 		parts := []doctor.Part{
 			doctor.CRDs, doctor.Nodes, doctor.Pods, doctor.Secrets, doctor.Accounts, doctor.Policies, doctor.Peerings,
-			doctor.Leases, doctor.Locks, doctor.Identities, doctor.Drifts, doctor.Settings, doctor.Leftovers, doctor.Kernels,
+			doctor.Leases, doctor.Locks, doctor.Identities, doctor.Drifts, doctor.Settings, doctor.Leftovers, doctor.Kernels, doctor.Services,
 		}
 		skipped := lo.SliceToMap(parts, func(p doctor.Part) (doctor.Part, string) { return p, notRead })
 		if c.SkipReason != nil {
@@ -175,7 +175,7 @@ func (x *clusterReader) read(ctx context.Context) error {
 			x.facts.Own.Identity, err = identity.ReadKey(ctx, x.Cluster)
 			return err
 		},
-		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
+		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, doctor.Services: x.readServices, "permissions": x.readPermissions,
 	}); err != nil {
 		return err
 	}
@@ -216,6 +216,39 @@ func (x *clusterReader) readCRDs(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// readServices reads services only if some are exchanged.
+func (x *clusterReader) readServices(ctx context.Context) error {
+	var peerings v1alpha1.PeeringList
+	if err := x.List(ctx, &peerings); err != nil {
+		return kube.IgnoreAbsent(err)
+	}
+	if !slices.ContainsFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Services != nil }) {
+		return nil
+	}
+	facts, err := engine.ReadServices(ctx, x.Cluster)
+	if err != nil {
+		return err
+	}
+	exchange := doctor.Exchange{Problems: map[string][]string{}, Withdrawn: map[string]int{}}
+	if facts.Refused != nil {
+		exchange.Refused = facts.Refused.Error()
+	}
+	all, err := status.Services(ctx, x.Cluster)
+	for _, s := range all {
+		if len(s.Problems) > 0 {
+			exchange.Problems[s.Namespace+"/"+s.Name] = s.Problems
+		}
+	}
+	views, viewsErr := status.Views(ctx, x.Cluster)
+	for _, v := range views {
+		if v.Services != nil {
+			exchange.Withdrawn[v.Name] = v.Services.Withdrawn
+		}
+	}
+	x.facts.Exchange = exchange
+	return cmp.Or(err, viewsErr)
 }
 
 func (x *clusterReader) readPods(ctx context.Context) error {
@@ -379,7 +412,11 @@ func (x *clusterReader) readDrift(ctx context.Context) error {
 	if agents := manifests.AgentsOf(ds, &ds.Spec.Template.Spec); agents.Version != version.String() {
 		return fmt.Errorf("the agents have version %s", agents.Version)
 	}
-	weak, changed, err := status.WeakPolicies(ctx, x.Cluster)
+	cn, err := x.ReadLedger(ctx)
+	if err != nil {
+		return err
+	}
+	weak, changed, err := status.WeakPolicies(ctx, x.Cluster, lo.FromPtr(cn).Spec.Services != nil)
 	if err != nil {
 		return err
 	}

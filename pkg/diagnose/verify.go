@@ -9,6 +9,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/samber/lo"
@@ -118,6 +120,30 @@ func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter
 	return report, nil
 }
 
+// maxImported is how many imported services are tried.
+const maxImported = 3
+
+// readImported chooses imported services of the peer that have an address, a TCP port and a ready endpoint.
+func (s *verifySide) readImported(ctx context.Context, p *v1alpha1.Peering) error {
+	if p.Spec.Services == nil {
+		return nil
+	}
+	all, err := status.Services(ctx, s.cluster)
+	if apierrors.IsForbidden(err) {
+		s.note("imported services are left out: %v", err)
+		return nil
+	}
+	for _, v := range all {
+		ip, ipErr := netip.ParseAddr(lo.FirstOrEmpty(v.Addresses))
+		port, found := lo.Find(v.Ports, func(port string) bool { return !strings.Contains(port, "/") }) // others have the protocol
+		number, portErr := strconv.ParseUint(port, 10, 16)
+		if found && ipErr == nil && portErr == nil && v.Ready > 0 && slices.Contains(v.Clusters, p.Spec.Services.RemoteID) && len(s.Imported) < maxImported {
+			s.Imported = append(s.Imported, verify.ImportedService{Name: v.Namespace + "/" + v.Name, At: netip.AddrPortFrom(ip, uint16(number))})
+		}
+	}
+	return err
+}
+
 // onBothSides returns a step that runs a function in both clusters in parallel.
 func onBothSides(sides [2]*verifySide, fn func(s *verifySide, ctx context.Context, peer *verifySide) error) func(context.Context) error {
 	return func(ctx context.Context) error {
@@ -148,6 +174,9 @@ func (s *verifySide) read(ctx context.Context, peer *kube.Cluster) error {
 		return err
 	}
 	s.OtherPeers = otherPeers(all.Items, p)
+	if err := s.readImported(ctx, p); err != nil {
+		return err
+	}
 	return s.chooseNodes(list.Items, plan.ReportsByNode(reports.Items))
 }
 

@@ -275,6 +275,8 @@ const (
 	Locks     Part = "locks"
 	// Identities is the Secret with the cluster's identity key.
 	Identities Part = "identity key"
+	// Services are exported and imported services, and what others have of the Multi-Cluster Services API.
+	Services Part = "services"
 )
 
 // Cluster is the data that was read from one cluster.
@@ -303,6 +305,18 @@ type Cluster struct {
 	Traffic map[string]Traffic
 	// Plan is why a peering with another cluster cannot be planned, empty if it can.
 	Plan string
+	// Exchange is the exchange of services.
+	Exchange Exchange
+}
+
+// Exchange is the exchange of services with all peers.
+type Exchange struct {
+	// Refused is why services cannot be exchanged with this cluster, empty if they can.
+	Refused string
+	// Problems are those of exported and imported services, by their names.
+	Problems map[string][]string
+	// Withdrawn is how many services have endpoints that are not used because the peer cannot be reached, by the names of Peerings.
+	Withdrawn map[string]int
 }
 
 // APIServer is how the API server has responded.

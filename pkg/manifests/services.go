@@ -80,7 +80,7 @@ func Services(a Agents) (account []Object, workload []Object) {
 			policyRule("list,watch", "discovery.k8s.io", "endpointslices"),
 			policyRule("list,watch", mcs.GroupName, "serviceexports,serviceimports"),
 			policyRule("list,watch", "liqonet.io", "peerings,clusternetworks,nodenetworks,exportedservices,receivedservices"),
-			// servicesPolicies limit these to what this controller makes.
+			// ServicesPolicies limit these to what this controller makes.
 			policyRule("create,patch,delete", "", "services"),
 			policyRule("create,patch,delete", "discovery.k8s.io", "endpointslices"),
 			// Without it, OpenShift refuses EndpointSlices with addresses of its own pods.
@@ -93,7 +93,7 @@ func Services(a Agents) (account []Object, workload []Object) {
 		[]rbacv1.PolicyRule{policyRule("get,update", "coordination.k8s.io", "leases", name)})
 	lease := object(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, v1alpha1.Namespace, name, labels)
 	lease.Annotations = nil // the controller fills it
-	account = slices.Concat(account, []Object{lease}, servicesPolicies(labels), userRoles(labels))
+	account = slices.Concat(account, []Object{lease}, ServicesPolicies(), userRoles(labels))
 	return account, []Object{servicesBudget(labels), servicesDeployment(a, labels)}
 }
 
@@ -155,9 +155,10 @@ const (
 		"object.metadata.?ownerReferences.orValue([]).all(o, o in variables.was.?ownerReferences.orValue([])))"
 )
 
-// servicesPolicies limit what the controller of services, and gateways that exchange services, may write. RBAC cannot distinguish the
+// ServicesPolicies limit what the controller of services, and gateways that exchange services, may write. RBAC cannot distinguish the
 // Services that the controller makes from all others.
-func servicesPolicies(labels map[string]string) []Object {
+func ServicesPolicies() []Object {
+	labels := ServicesLabels()
 	return slices.Concat(controllerPolicy(labels), endpointsPolicy(labels), receivedPolicy(labels))
 }
 

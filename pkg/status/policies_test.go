@@ -86,19 +86,19 @@ func TestWeakPolicies(t *testing.T) {
 				objs = append(objs, o.(client.Object))
 			}
 		}
-		weak, changed, err := WeakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}, objs...))
+		weak, changed, err := WeakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}, objs...), false)
 		kit.NoError(t, err)
 		kit.Check(t, what, slices.Concat(weak, changed), tt.want)
 		kit.ErrorIf(t, len(changed) > 0 != tt.changed, "%s: changed are %v", what, changed)
 	}
-	weak, _, err := WeakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}))
+	weak, _, err := WeakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{}), false)
 	kit.NoError(t, err)
 	kit.Check(t, "nothing", weak, all)
 	weak, _, err = WeakPolicies(t.Context(), kubetest.NewCluster(t, "a", interceptor.Funcs{
 		List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
 			return apierrors.NewNotFound(schema.GroupResource{}, "")
 		},
-	}))
+	}), false)
 	kit.NoError(t, err)
 	kit.Check(t, "a server without the API", weak, all)
 }

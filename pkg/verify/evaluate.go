@@ -42,6 +42,7 @@ var (
 	NodesSource        = add("nodes-source", "source addresses of nodes", "{kubectl} get nodenetworks")
 	ServiceClusterIP   = add("service-cluster-ip", "remote pods by cluster IP", seeServices)
 	ServiceNodePort    = add("service-node-port", "remote pods by NodePort", seeServices)
+	ServiceImported    = add("service-imported", "imported services", "kubectl liqonet services {from} {to}")
 	Planes             = add("planes", "each plane by itself", "{kubectl} -n liqonet-system get pods -l liqonet.io/peering={peering} -o wide")
 	IsolatedNodes      = add("isolated-nodes", "nodes out of reach", seePeer)
 	IsolatedNodePorts  = add("isolated-node-ports", "NodePorts out of reach", seePeer)
@@ -161,6 +162,9 @@ type Findings struct {
 func Evaluate(a, b *Side, ofA, ofB Findings) (out []check.Check) {
 	there, back := evaluate(a, b, ofA, ofB), evaluate(b, a, ofB, ofA)
 	for _, k := range checks {
+		if k.Name == ServiceImported && len(a.Imported)+len(b.Imported) == 0 {
+			continue
+		}
 		if k.Name == Drops { // the last check
 			lost := slices.ContainsFunc(out, func(c check.Check) bool { return c.Result == check.Failed })
 			there[Drops], back[Drops] = checkDrops(ofA.Counters, lost), checkDrops(ofB.Counters, lost)

@@ -48,6 +48,14 @@ type Side struct {
 	OtherPeers []OtherPeer
 	// LocalService is a Service with the cluster's own probes as endpoints, and RemoteService one with those of the peer.
 	LocalService, RemoteService Service
+	// Imported are some of the peer's services that are imported.
+	Imported []ImportedService
+}
+
+// ImportedService is a service of the peer, with its address in this cluster and one of its TCP ports.
+type ImportedService struct {
+	Name string
+	At   netip.AddrPort
 }
 
 // Node is a node with probes.
@@ -222,6 +230,9 @@ func (a *testBuilder) addFromPod() {
 		}
 	}
 	a.services()
+	for _, s := range a.from.Imported {
+		a.add(Test{Check: ServiceImported, Call: probe.Call{Protocol: probe.TCP, To: s.At, ConnectOnly: true, Timeout: serviceTime}, to: "service " + s.Name})
+	}
 	a.isolation()
 	a.controls()
 }

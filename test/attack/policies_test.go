@@ -23,7 +23,7 @@ func TestAttackPolicies(t *testing.T) {
 	t.Parallel()
 	s := apiserver.Start(t)
 	weak := func() []string {
-		weak, changed, err := status.WeakPolicies(t.Context(), &kube.Cluster{Name: "a", Client: s.Admin})
+		weak, changed, err := status.WeakPolicies(t.Context(), &kube.Cluster{Name: "a", Client: s.Admin}, false)
 		kit.NoError(t, err)
 		return slices.Concat(weak, changed)
 	}
