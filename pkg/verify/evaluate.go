@@ -396,6 +396,8 @@ func skipReason(name string, from, to *Side) string {
 		return "the Service could not be created: " + from.RemoteService.Error.Error()
 	case (name == IsolatedNodePorts || name == IsolatedServices) && to.LocalService.Error != nil:
 		return fmt.Sprintf("the Service in %s could not be created: %s", to.Cluster, to.LocalService.Error.Error())
+	case name == ServiceImported && len(from.Imported) == 0:
+		return "no service of the other cluster is imported"
 	case name == IsolatedAPI && len(to.APIServers) == 0:
 		return "its address is not known"
 	}
