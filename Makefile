@@ -191,7 +191,7 @@ chaos: lab-programs image ## faults at random in three peered clusters under loa
 	$(GOTEST) -v -- -count=1 -timeout 0 ./test/e2e -run '^TestChaos$$' -chaos $(or $(CHAOS),5m)
 
 # Parts which write docs/results/NAME.json. Faults at random, and full load, last for an hour; the others take less.
-E2E_PARTS := $(addprefix test-long-,networks failures writes damages failover outages checks faults healthy)
+E2E_PARTS := $(addprefix test-long-,networks failures writes damages failover outages checks faults healthy services)
 .PHONY: test-long
 test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-pairs test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile test-long-fuzz bench bench-scale ## all that takes longer (root)
 

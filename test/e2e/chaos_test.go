@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -18,10 +19,15 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	mcs "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/services"
+	"github.com/liqonet/liqonet/pkg/services/feed"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/ledger"
@@ -64,6 +70,8 @@ type chaos struct {
 	upgrades map[string]int
 	// rebooted are clusters whose nodes have other kernels now, and whose pods other addresses.
 	rebooted map[*cluster]bool
+	// sites are where the clusters have the services that they export.
+	sites []*site
 }
 
 // A disturbance is a fault with its place. Where node is set, the node's own pods are not called until it ends.
@@ -77,9 +85,9 @@ type disturbance struct {
 	begin func(t *testing.T, ctx context.Context) (repair func())
 }
 
-// Agents, gateways, nodes, kubelets, API servers, links and commands fail at random, under load. After each quiet
-// period every pod reaches every pod, nothing of ours is where it should not be, and ranges are disjoint. The history
-// of each ledger is linearizable.
+// Agents, gateways, controllers of services, nodes, kubelets, API servers, links and commands fail at random, under load.
+// After each quiet period every pod reaches every pod, each cluster has the services that its peers export, nothing of
+// ours is where it should not be, and ranges are disjoint. The history of each ledger is linearizable.
 func TestChaos(t *testing.T) {
 	begin(t)
 	ctx := t.Context()
@@ -95,6 +103,7 @@ func TestChaos(t *testing.T) {
 		x.mustPeer(t, ctx, pair)
 	}
 	x.makeImages(t, ctx)
+	x.export(t, ctx)
 	x.quiet(t, ctx)
 	x.names = x.objects(t, ctx)
 	for _, c := range x.clusters {
@@ -111,9 +120,11 @@ func TestChaos(t *testing.T) {
 	for name, result := range results {
 		expect(t, result == porcupine.Ok, "%s: the history of its ledger is %s", name, result)
 	}
+	x.unexport(t, ctx)
 	for _, pair := range x.pairs() {
 		mustLiqonet(t, ctx, "unpeer", pair[0].Name, pair[1].Name)
 	}
+	dropExportKinds(t, ctx, x.clusters...) // they are nobody's where a command has unpeered a cluster that had exports
 	checkNothingLeft(t, ctx)
 	var others []*lab.Node
 	for c := range x.rebooted {
@@ -141,7 +152,7 @@ func (x *chaos) pairs() (out [][2]*cluster) {
 
 func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
 	t.Helper()
-	args := []string{"peer", pair[0].Name, pair[1].Name, "--planes", "2"}
+	args := []string{"peer", pair[0].Name, pair[1].Name, "--planes", "2", "--services"}
 	if !slices.Contains(pair[:], x.clusters[1]) { // one of the three
 		args = append(args, "--planes-mode", "spread")
 	}
@@ -241,12 +252,115 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 	x.checkPlaces(t, ctx)
 }
 
+// export has each cluster export a service that all have, and one that only it has. They lead to the test pods.
+func (x *chaos) export(t *testing.T, ctx context.Context) {
+	for _, c := range x.clusters {
+		s := newSite(t, c, "default")
+		x.sites = append(x.sites, s)
+		for _, name := range x.services(c) {
+			svc := newService(name)
+			svc.Spec.Selector = map[string]string{"app": "tester"}
+			s.create(t, ctx, svc, newExport(name))
+		}
+	}
+	t.Cleanup(func() { x.unexport(t, context.WithoutCancel(ctx)) })
+}
+
+// services are the names of those that a cluster exports.
+func (x *chaos) services(c *cluster) []string { return []string{"chaos", "chaos-" + c.Name} }
+
+func (x *chaos) unexport(t *testing.T, ctx context.Context) {
+	for _, s := range x.sites {
+		for _, name := range x.services(s.cluster) {
+			s.delete(t, ctx, newExport(name), newService(name))
+		}
+	}
+}
+
+func (x *chaos) siteOf(c *cluster) *site {
+	return x.sites[slices.IndexFunc(x.sites, func(s *site) bool { return s.cluster == c })]
+}
+
+// receivedDiffers compares what a cluster has recorded of a peer's services with what the peer exports, as that has to tell it.
+func receivedDiffers(ctx context.Context, exporter, importer *site) string {
+	var exported v1alpha1.ExportedServiceList
+	var received v1alpha1.ReceivedServiceList
+	var nodes v1alpha1.NodeNetworkList
+	there, here := &v1alpha1.Peering{}, &v1alpha1.Peering{}
+	if err := errors.Join(
+		exporter.api.List(ctx, &exported), exporter.api.List(ctx, &nodes), exporter.api.Get(ctx, client.ObjectKey{Name: importer.Name}, there),
+		importer.api.List(ctx, &received, client.MatchingLabels{v1alpha1.LabelPeering: exporter.Name}), importer.api.Get(ctx, client.ObjectKey{Name: exporter.Name}, here),
+	); err != nil {
+		return err.Error()
+	}
+	ownNodes := map[netip.Addr]bool{}
+	for _, n := range nodes.Items {
+		for _, ip := range n.Status.NodeIPs {
+			ownNodes[ip.Addr] = true
+		}
+	}
+	want, got := map[string]string{}, map[string]string{}
+	for i := range exported.Items {
+		e := &exported.Items[i]
+		if !services.IsFor(&e.Spec, there.Name) {
+			continue
+		}
+		told, _ := services.ToPeer(&e.Spec.ServiceRecord, there, ownNodes)
+		usable, _, err := services.FromPeer(told, here)
+		if err != nil {
+			return err.Error()
+		}
+		want[here.Name+"."+e.Name] = feed.SentHash(told, there) + " of " + services.Hash(usable)
+	}
+	for i := range received.Items {
+		r := &received.Items[i]
+		got[r.Name] = r.Spec.Hash + " of " + services.Hash(&r.Spec.ServiceRecord)
+	}
+	return unless(len(want) > 0, "nothing is exported") + gocmp.Diff(want, got)
+}
+
+// slicesDiffer compares the endpoints of a peer's services with what the peer's API server has, by the addresses that status tells.
+func slicesDiffer(t testing.TB, ctx context.Context, exporter, importer *site, known view) string {
+	var exports mcs.ServiceExportList
+	if err := exporter.api.List(ctx, &exports, client.InNamespace(exporter.namespace)); err != nil {
+		return err.Error()
+	}
+	for _, e := range exports.Items {
+		var sources discoveryv1.EndpointSliceList
+		err := exporter.api.List(ctx, &sources, client.InNamespace(exporter.namespace), client.MatchingLabels{discoveryv1.LabelServiceName: e.Name})
+		made, errMade := importer.slicesOf(ctx, e.Name, exporter.Name)
+		if err := errors.Join(err, errMade); err != nil {
+			return err.Error()
+		}
+		var want, got []string
+		for i := range sources.Items {
+			for _, address := range readyEndpoints(&sources.Items[i]) {
+				addr, err := netip.ParseAddr(address)
+				if err != nil {
+					return err.Error()
+				}
+				want = append(want, known.seenAs(t, addr).String())
+			}
+		}
+		for i := range made {
+			got = append(got, readyEndpoints(&made[i])...)
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if len(want) == 0 || !slices.Equal(want, got) {
+			return fmt.Sprintf("%s has the ready endpoints %v, want %v", e.Name, got, want)
+		}
+	}
+	return unless(len(exports.Items) > 0, "nothing is exported")
+}
+
 // choose returns some faults at random places: of the nodes of a cluster at most one is disturbed itself, and nothing
 // else is stopped on it, which may be powered off.
 func (x *chaos) choose() (out []disturbance) {
 	kinds := []func(*cluster) disturbance{
 		x.agent("gateway killed", "gateway", syscall.SIGKILL), x.agent("gateway stopped", "gateway", syscall.SIGSTOP),
 		x.agent("node agent killed", "node", syscall.SIGKILL), x.agent("node agent stopped", "node", syscall.SIGSTOP),
+		x.agent("controller of services killed", "services", syscall.SIGKILL), x.agent("controller of services stopped", "services", syscall.SIGSTOP),
 		x.cutNode("node cut off", "in drop", "out drop"), x.cutNode("cut inwards", "in drop"), x.cutNode("cut outwards", "out drop"),
 		x.cutNode("30 % lost", "in numgen random mod 100 < 30 drop"),
 		x.component("kubelet", false), x.component("kube-apiserver", true), x.powerOff,
@@ -292,7 +406,7 @@ func (x *chaos) agent(name, kind string, signal syscall.Signal) func(*cluster) d
 				}
 				// The kubelet waits longer and longer before it starts a container again: the next one is in a new pod.
 				args := []string{"-n", "liqonet-system", "delete", "pods", "--ignore-not-found", "--grace-period=0", "--force", "--field-selector", "spec.nodeName=" + p.node, "-l"}
-				selector := "app.kubernetes.io/component=node"
+				selector := "app.kubernetes.io/component=" + kind
 				if kind == "gateway" {
 					selector = v1alpha1.LabelPeering + "=" + p.peering
 				}
@@ -464,6 +578,13 @@ func (x *chaos) quiet(t *testing.T, ctx context.Context) {
 	for _, pair := range x.pairs() {
 		views := anyStatus(t, ctx, pair[0], pair[1])
 		eventually(t, ctx, quietTimeout, "every pod reaches every pod", func() string { return unreached(t, views, pair[0], pair[1]) })
+		for from, to := range bothWays(pair[0], pair[1]) {
+			exporter, importer := x.siteOf(from), x.siteOf(to)
+			known := viewOf(t, views, from, to)
+			eventually(t, ctx, quietTimeout, fmt.Sprintf("%s has received what %s exports", to.Name, from.Name), func() string {
+				return cmp.Or(receivedDiffers(ctx, exporter, importer), slicesDiffer(t, ctx, exporter, importer, known))
+			})
+		}
 	}
 }
 
@@ -478,7 +599,7 @@ func (x *chaos) ready(t *testing.T, ctx context.Context) {
 // checkPlaces looks whether there is of ours what there was before the first fault, and nothing else, and whether
 // nothing was given out twice.
 func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
-	eventually(t, ctx, quietTimeout, "our objects", func() string { return cmp.Diff(x.names, x.objects(t, ctx)) })
+	eventually(t, ctx, quietTimeout, "our objects", func() string { return gocmp.Diff(x.names, x.objects(t, ctx)) })
 	for _, c := range x.clusters {
 		for _, n := range c.nodes {
 			eventually(t, ctx, quietTimeout, "links of "+n.Node.Name, func() string {
@@ -507,6 +628,9 @@ func (x *chaos) objects(t *testing.T, ctx context.Context) map[string]string {
 			}
 			if u.GetKind() == "Lease" && u.GetNamespace() == "kube-system" {
 				continue // a lock that tells a command that was killed by whom it was overtaken
+			}
+			if strings.HasSuffix(u.GetName(), "."+mcs.GroupName) {
+				continue // a definition that is nobody's after a cluster with exports was unpeered
 			}
 			out[c.Name+": "+u.GetKind()+" "+u.GetNamespace()+"/"+withoutGeneration(u)] = ""
 		}

@@ -380,6 +380,8 @@ func (f *fixture) scrub(ctx context.Context) error {
 			{"delete", "events", "-n", "default", "--field-selector=involvedObject.kind=Endpoints"},
 			{"delete", "roles,rolebindings", "-n", "default", "-l", "app.kubernetes.io/managed-by=liqonet"},
 			{"delete", "leases", "-n", "kube-system", "-l", "app.kubernetes.io/managed-by=liqonet"},
+			{"delete", "services,endpointslices", "-A", "-l", "multicluster.kubernetes.io/service-name"},
+			{"delete", "crd", "serviceexports.multicluster.x-k8s.io", "serviceimports.multicluster.x-k8s.io", "--ignore-not-found", "--timeout=20s"},
 		} {
 			_, _ = c.Run(ctx, "", args...) // what matters is looked at below
 		}

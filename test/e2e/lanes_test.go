@@ -231,6 +231,8 @@ const (
 	// faults: each of thirty is named by doctor. healthy: nothing is called broken that is not.
 	faultsPart  = "faults"
 	healthyPart = "healthy"
+	// services: services of one cluster that are used in others.
+	servicesPart = "services"
 )
 
 // places says where tests run. One that is not here needs all clusters, and runs with
@@ -242,8 +244,11 @@ var places = map[string]place{
 	"TestKilledAfterEachWrite": {lane: laneEqual, whole: writesPart, byTurns: true},
 	"TestKubectlCompletes":     {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual, whole: networksPart},
+	"TestServices":             {lane: laneEqual, whole: servicesPart},
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestVerifyFaults":         {lane: laneEqual, whole: checksPart, byTurns: true},
+	// It only reads.
+	"TestEachStatementHasATest": {lane: laneEqual, whole: servicesPart},
 
 	"TestChaos":                        {lane: laneOther, byTurns: true},
 	"TestKilledAfterEachWriteOfUnpeer": {lane: laneOther, whole: writesPart, byTurns: true},
@@ -288,6 +293,16 @@ var places = map[string]place{
 	"TestMaladies":            {lane: laneOther, whole: faultsPart, byTurns: true},
 	"TestDoctorBeforePeering": {lane: laneEqual, part: faultsPart},
 	"TestHealthyNetworks":     {lane: laneAll, part: healthyPart},
+
+	"TestImportsGo":               {lane: laneOther, part: servicesPart},
+	"TestPeeringWithoutServices":  {lane: laneOther, part: servicesPart},
+	"TestRestartsWithdrawNothing": {lane: laneOther, part: servicesPart},
+	"TestKEP":                     {lane: laneAll, part: servicesPart},
+	"TestKindsOfServices":         {lane: laneAll, part: servicesPart},
+	// Alone, so that nothing else delays what is measured.
+	"TestRollingUpdate":        {lane: laneAll, part: servicesPart},
+	"TestServicesAreWithdrawn": {lane: laneAll, part: servicesPart},
+	"TestServicesLatency":      {lane: laneAll, part: servicesPart},
 
 	// With three nodes.
 	"TestUpgrade": {lane: laneEqual, part: outagesPart},

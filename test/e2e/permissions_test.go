@@ -17,6 +17,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/workload"
 )
 
 // rarelyAsked are permissions that agents need in situations which this run need not have had.
@@ -29,14 +30,26 @@ var rarelyAsked = []string{
 	"node: get leases.coordination.k8s.io", "node: patch peerings/status.liqonet.io",
 	// Two nodes report one address of the overlay.
 	"gateway: get leases.coordination.k8s.io",
+	// OpenShift's API server asks for it.
+	"services: create endpointslices/restricted.discovery.k8s.io",
 }
 
 // Agents are granted what they ask for, and nothing else. What they have asked for since the
 // lab was started is in the audit logs of the API servers.
 func TestPermissionsAreUsed(t *testing.T) {
 	ctx := begin(t)
-	mustLiqonet(t, ctx, "peer", fx.alpha.Name, fx.beta.Name)
-	mustLiqonet(t, ctx, "unpeer", fx.alpha.Name, fx.beta.Name)
+	a, b := newSite(t, fx.alpha, shop), newSite(t, fx.beta, shop)
+	remove := makeNamespaces(t, ctx, a, b)
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--services")
+	svc, slice := withoutSelector("web", workload.TCPPort, a.pods[0].IP)
+	a.create(t, ctx, svc, slice, newExport("web"))
+	b.awaitImport(t, ctx, "web", a.cluster)
+	a.delete(t, ctx, newExport("web"))
+	for _, s := range []*site{a, b} {
+		s.awaitGone(t, ctx, arrivalTimeout, "web")
+	}
+	remove()
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	asked := map[string]bool{}
 	for _, c := range fx.clusters {
 		for _, e := range auditEvents(t, c) {
@@ -63,11 +76,14 @@ func TestPermissionsAreUsed(t *testing.T) {
 		}
 	}
 	node, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
-	gateway, _ := manifests.Gateway{Peering: "beta"}.Objects()
-	for _, o := range slices.Concat(node, gateway) {
+	gateway, _ := manifests.Gateway{Peering: "beta", Services: true}.Objects()
+	services, _ := manifests.Services(manifests.Agents{Image: "image"})
+	for _, o := range slices.Concat(node, gateway, services) {
 		switch o := o.(type) {
 		case *rbacv1.ClusterRole:
-			grant(o.Name, o.Rules)
+			if !strings.HasPrefix(o.Name, v1alpha1.ServicesName+"-") { // those are for users
+				grant(o.Name, o.Rules)
+			}
 		case *rbacv1.Role:
 			grant(o.Name, o.Rules)
 		}
@@ -86,8 +102,11 @@ func TestPermissionsAreUsed(t *testing.T) {
 // permission names a verb on a resource. All gateways have the same ones.
 func permission(account, verb, resource, group string) string {
 	agent := "gateway"
-	if account == v1alpha1.NodeAgentName {
+	switch account {
+	case v1alpha1.NodeAgentName:
 		agent = "node"
+	case v1alpha1.ServicesName:
+		agent = "services"
 	}
 	return fmt.Sprintf("%s: %s %s", agent, verb, strings.TrimSuffix(resource+"."+group, "."))
 }
