@@ -16,7 +16,7 @@ const (
 
 // holder decides which peers' endpoints are withdrawn.
 type holder struct {
-	// withdrawnChanged is called for a peering whose endpoints are to be withdrawn or used again.
+	// changed is called for a peering whose endpoints are to be withdrawn or used again.
 	changed func(peering string)
 
 	mu    sync.Mutex
@@ -35,17 +35,19 @@ func newHolder(changed func(peering string)) *holder {
 	return &holder{changed: changed, peers: map[string]*held{}}
 }
 
-// restore says what another controller has left, before the first set: whether a peer's endpoints are withdrawn.
+// restore says what another controller has left of a peer's endpoints, before the first set: whether they are withdrawn. Of other peers,
+// no endpoints are used before they are connected.
 func (h *holder) restore(peering string, withdrawn bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.of(peering).withdrawn = withdrawn
+	p := h.of(peering)
+	p.withdrawn, p.connected = withdrawn, !withdrawn
 }
 
 func (h *holder) of(peering string) *held {
 	p := h.peers[peering]
 	if p == nil {
-		p = &held{connected: true}
+		p = &held{}
 		h.peers[peering] = p
 	}
 	return p

@@ -212,15 +212,16 @@ func (o *controller) restore(ctx context.Context) {
 	// Lists from the cache fail only if it does not have the kind.
 	_ = o.view.List(ctx, &list)
 	_ = o.view.List(ctx, &made, client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ServicesManager})
-	withdrawn := map[string]bool{}
+	withdrawn := map[string]bool{} // by the ID of the cluster from which the endpoints are
 	for i := range made.Items {
-		if made.Items[i].Annotations[services.AnnotationWithdrawn] != "" {
-			withdrawn[made.Items[i].Labels[mcs.LabelSourceCluster]] = true
-		}
+		id := made.Items[i].Labels[mcs.LabelSourceCluster]
+		withdrawn[id] = withdrawn[id] || made.Items[i].Annotations[services.AnnotationWithdrawn] != ""
 	}
 	for i := range list.Items {
 		if p := &list.Items[i]; p.Spec.Services != nil {
-			o.holder.restore(p.Name, withdrawn[p.Spec.Services.RemoteID])
+			if is, hasEndpoints := withdrawn[p.Spec.Services.RemoteID]; hasEndpoints {
+				o.holder.restore(p.Name, is)
+			}
 		}
 	}
 	o.restored.Store(true)

@@ -5,12 +5,15 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/samber/lo"
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
@@ -137,7 +140,7 @@ func (g *globals) changeServices(cmd *cobra.Command, exchange plan.ServicesExcha
 			o.Clusters[c.ID] = each[k].ClusterOptions
 		}
 		a, b := clusters[0], clusters[1]
-		if _, _, err := status.PeeringWith(cmd.Context(), a, b); err != nil {
+		if o.Facts, err = peeredRanges(cmd.Context(), a, b); err != nil {
 			return err
 		}
 		pairs := []peering.Pair{{a, b}}
@@ -163,6 +166,20 @@ func (g *globals) changeServices(cmd *cobra.Command, exchange plan.ServicesExcha
 		g.out().PrintEach("Note: %s\n", outcome.Result.Notes)
 		return nil
 	})
+}
+
+// peeredRanges returns the pod ranges of two peered clusters as their Peerings have them. They may have been given by flags.
+func peeredRanges(ctx context.Context, a, b *kube.Cluster) (map[string]discovery.Overrides, error) {
+	out := map[string]discovery.Overrides{}
+	for _, pair := range [][2]*kube.Cluster{{a, b}, {b, a}} {
+		p, _, err := status.PeeringWith(ctx, pair[0], pair[1])
+		if err != nil {
+			return nil, err
+		}
+		pods := lo.Map(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping, _ int) netip.Prefix { return m.Real.Prefix })
+		out[pair[0].ID] = discovery.Overrides{PodCIDRs: pods}
+	}
+	return out, nil
 }
 
 // parseService parses NAMESPACE/NAME.

@@ -14,7 +14,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -167,25 +166,18 @@ func usesServices(ctx context.Context, c *kube.Cluster) (bool, error) {
 	return lo.ContainsBy(lo.FromPtr(cn).Spec.Peers, func(e v1alpha1.PeerAllocation) bool { return e.ServicesID != "" }), err
 }
 
-// removeServices removes everything for the exchange of services, in this order: the controller's permissions, so that it makes nothing
-// any more; what it has made; the controller; the definitions.
+// removeServices removes everything for the exchange of services, in this order: the controller, whose pods have to be gone so that nothing
+// is made any more; what it has made; the definitions.
 func removeServices(ctx context.Context, c *kube.Cluster) error {
 	return failure.RunSteps(ctx,
-		func(ctx context.Context) error {
-			binding, err := kube.Get[rbacv1.ClusterRoleBinding](ctx, c, "", v1alpha1.ServicesName)
-			if binding == nil || err != nil {
-				return err
-			}
-			return c.Delete(ctx, binding)
-		},
-		func(ctx context.Context) error { return deleteImports(ctx, c) },
-		func(ctx context.Context) error { return clearExports(ctx, c) },
 		func(ctx context.Context) error {
 			labels := client.MatchingLabels(manifests.ServicesLabels())
 			policies := []client.ObjectList{&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}}
 			err := cmp.Or(DeleteAll(ctx, c, labels), deleteLists(ctx, c, labels, policies...))
 			return cmp.Or(err, deleteNamed[coordinationv1.Lease](ctx, c, v1alpha1.ServicesName))
 		},
+		func(ctx context.Context) error { return deleteImports(ctx, c) },
+		func(ctx context.Context) error { return clearExports(ctx, c) },
 		func(ctx context.Context) error { return deleteServicesCRDs(ctx, c) },
 		func(ctx context.Context) error {
 			_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
@@ -341,13 +333,19 @@ func ExportService(ctx context.Context, c *kube.Cluster, k services.Key, to []st
 	if err != nil {
 		return r, c.Wrap(doing, err)
 	}
-	err = c.Await(ctx, "wait until the export is processed", "", []client.ObjectList{&mcs.ServiceExportList{}}, func(o kube.Objects) (string, error) {
+	kinds := []client.ObjectList{&mcs.ServiceExportList{}, &v1alpha1.ExportedServiceList{}}
+	err = c.Await(ctx, "wait until the export is processed", "", kinds, func(o kube.Objects) (string, error) {
 		e := kube.Find(o, func(e *mcs.ServiceExport) bool { return e.Namespace == k.Namespace && e.Name == k.Name })
 		switch {
 		case e == nil:
 			return "", c.Errorf(kube.Usage, doing, "", "it was deleted")
 		case meta.FindStatusCondition(e.Status.Conditions, string(mcs.ServiceExportConditionReady)) == nil:
 			return "the controller of services has not processed it", nil
+		case meta.IsStatusConditionTrue(e.Status.Conditions, string(mcs.ServiceExportConditionValid)):
+			made := kube.ByName[*v1alpha1.ExportedService](o, k.ObjectName())
+			if made == nil || !slices.Equal(made.Spec.Peers, services.Peers(e)) {
+				return "the controller of services has not processed the change", nil
+			}
 		}
 		r.Problems = status.ExportProblems(e)
 		return "", nil

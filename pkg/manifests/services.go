@@ -174,7 +174,7 @@ func controllerPolicy(labels map[string]string) []Object {
 	}
 	isOurs := fmt.Sprintf("variables.both.all(o, o.metadata.?labels[?'%s'].orValue('') == '%s' && o.metadata.?labels[?'%s'].orValue('') != '')", v1alpha1.LabelManagedBy, v1alpha1.FieldManager, mcs.LabelServiceName)
 	common := []admissionv1.Validation{
-		{Expression: "[request.namespace].all(n, !" + reservedNamespace + ")", Message: "the controller of services writes nothing in this namespace"},
+		{Expression: "[request.?namespace.orValue('')].all(n, !" + reservedNamespace + ")", Message: "the controller of services writes nothing in this namespace"},
 		{Expression: plainMetadata, Message: "the controller of services may add no finalizer or owner"},
 	}
 	imports := guard("== 'serviceimports'", []admissionv1.Validation{
@@ -199,6 +199,7 @@ func controllerPolicy(labels map[string]string) []Object {
 		rule("", "services", opCreate, opUpdate, opDelete),
 		rule(mcs.GroupName, "serviceimports", opCreate, opUpdate, opDelete),
 		rule(mcs.GroupName, "serviceimports/status", opUpdate),
+		rule(v1alpha1.GroupVersion.Group, "exportedservices", opCreate, opUpdate, opDelete),
 	}, variables, slices.Concat(common, imports, services))
 	return []Object{p, binding}
 }
@@ -224,7 +225,7 @@ func endpointsPolicy(labels map[string]string) []Object {
 	return withLedger(policyObjects("liqonet-services-endpoints", labels, byController(), []admissionv1.NamedRuleWithOperations{
 		rule(discoveryv1.GroupName, "endpointslices", opCreate, opUpdate, opDelete),
 	}, variables, []admissionv1.Validation{
-		{Expression: "[request.namespace].all(n, !" + reservedNamespace + ")", Message: "the controller of services writes nothing in this namespace"},
+		{Expression: "[request.?namespace.orValue('')].all(n, !" + reservedNamespace + ")", Message: "the controller of services writes nothing in this namespace"},
 		{Expression: plainMetadata, Message: "the controller of services may add no finalizer or owner"},
 		{
 			Expression: fmt.Sprintf("variables.both.all(o, o.metadata.name.startsWith('derived-') && o.metadata.?labels[?'%s'].orValue('') == '%s' && "+

@@ -61,10 +61,12 @@ func Merge(k Key, exporters []Exporter, now time.Time) *Merged {
 	ports := mergePorts(exporters)
 	m.Ports = ports.all
 	conflicts := map[string]string{}
+	oldest := lo.MinBy(exporters, func(a, b Exporter) bool { return a.Record.Created.Before(&b.Record.Created) })
+	decides := lo.Ternary(oldest.Record.Created.Equal(&first.Created), "whose export is the oldest and decides", "whose export has precedence and decides")
 	for _, e := range exporters[1:] {
 		for reason, differs := range differences(first, e.Record) {
 			if _, has := conflicts[reason]; !has {
-				conflicts[reason] = fmt.Sprintf("%s has %s, and %s, which decides, has %s", e.ID, differs[1], exporters[0].ID, differs[0])
+				conflicts[reason] = fmt.Sprintf("%s: %s in %s, and %s in %s, %s", differs.field, differs.b, e.ID, differs.a, exporters[0].ID, decides)
 			}
 		}
 	}
@@ -166,13 +168,15 @@ func mergePorts(exporters []Exporter) (out portMap) {
 	return out
 }
 
-// differences returns the properties in which two exports differ, except ports, by the reason for the condition Conflict: the
-// values of a and b.
-func differences(a, b *v1alpha1.ServiceRecord) map[string][2]string {
-	out := map[string][2]string{}
-	compare := func(reason v1beta1.ServiceExportConditionReason, a, b string) {
+// difference is a property in which two exports differ, with its values.
+type difference struct{ field, a, b string }
+
+// differences returns the properties in which two exports differ, except ports, by the reason for the condition Conflict.
+func differences(a, b *v1alpha1.ServiceRecord) map[string]difference {
+	out := map[string]difference{}
+	compare := func(reason v1beta1.ServiceExportConditionReason, field, a, b string) {
 		if a != b {
-			out[string(reason)] = [2]string{cmp.Or(a, "none"), cmp.Or(b, "none")}
+			out[string(reason)] = difference{field, cmp.Or(a, "none"), cmp.Or(b, "none")}
 		}
 	}
 	affinity := func(r *v1alpha1.ServiceRecord) string {
@@ -181,31 +185,28 @@ func differences(a, b *v1alpha1.ServiceRecord) map[string][2]string {
 	policy := func(r *v1alpha1.ServiceRecord) string {
 		return string(cmp.Or(r.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster))
 	}
-	compare(v1beta1.ServiceExportReasonTypeConflict, string(a.Type), string(b.Type))
+	compare(v1beta1.ServiceExportReasonTypeConflict, "type", string(a.Type), string(b.Type))
 	if a.Type == b.Type && a.Type == v1alpha1.ClusterSetIP {
-		compare(v1beta1.ServiceExportReasonSessionAffinityConflict, affinity(a), affinity(b))
+		compare(v1beta1.ServiceExportReasonSessionAffinityConflict, "session affinity", affinity(a), affinity(b))
 		if affinity(a) == affinity(b) {
-			compare(v1beta1.ServiceExportReasonSessionAffinityConfigConflict, fmt.Sprintf("%d s", a.SessionAffinitySeconds), fmt.Sprintf("%d s", b.SessionAffinitySeconds))
+			compare(v1beta1.ServiceExportReasonSessionAffinityConfigConflict, "timeout of the session affinity", fmt.Sprintf("%d s", a.SessionAffinitySeconds), fmt.Sprintf("%d s", b.SessionAffinitySeconds))
 		}
 	}
-	compare(v1beta1.ServiceExportReasonInternalTrafficPolicyConflict, policy(a), policy(b))
-	compare(v1beta1.ServiceExportReasonTrafficDistributionConflict, a.TrafficDistribution, b.TrafficDistribution)
+	compare(v1beta1.ServiceExportReasonInternalTrafficPolicyConflict, "internal traffic policy", policy(a), policy(b))
+	compare(v1beta1.ServiceExportReasonTrafficDistributionConflict, "traffic distribution", a.TrafficDistribution, b.TrafficDistribution)
 	if !maps.Equal(a.Labels, b.Labels) {
-		compare(v1beta1.ServiceExportReasonLabelsConflict, pairs("labels", a.Labels), pairs("labels", b.Labels))
+		compare(v1beta1.ServiceExportReasonLabelsConflict, "exported labels", pairs(a.Labels), pairs(b.Labels))
 	}
 	if !maps.Equal(a.Annotations, b.Annotations) {
-		compare(v1beta1.ServiceExportReasonAnnotationsConflict, pairs("annotations", a.Annotations), pairs("annotations", b.Annotations))
+		compare(v1beta1.ServiceExportReasonAnnotationsConflict, "exported annotations", pairs(a.Annotations), pairs(b.Annotations))
 	}
 	return out
 }
 
 // pairs names labels or annotations, the first few by name.
-func pairs(kind string, in map[string]string) string {
+func pairs(in map[string]string) string {
 	all := lo.Map(slices.Sorted(maps.Keys(in)), func(k string, _ int) string { return fmt.Sprintf("%s=%.40q", k, in[k]) })
-	if len(all) == 0 {
-		return "no " + kind
-	}
-	return "the " + kind + " " + strings.Join(all[:min(len(all), 3)], " ") + lo.Ternary(len(all) > 3, fmt.Sprintf(" and %d more", len(all)-3), "")
+	return strings.Join(all[:min(len(all), 3)], " ") + lo.Ternary(len(all) > 3, fmt.Sprintf(" and %d more", len(all)-3), "")
 }
 
 // mergedSlice returns a slice of an exporter with the ports that the service has, by the service's names.

@@ -30,6 +30,8 @@ func CheckExport(k Key, svc *corev1.Service) *Refusal {
 		return &Refusal{string(v1beta1.ServiceExportReasonNoService), fmt.Sprintf("there is no service %s", k)}
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:
 		return &Refusal{string(v1beta1.ServiceExportReasonInvalidServiceType), "a service of type ExternalName has no endpoints to export"}
+	case len(svc.Spec.IPFamilies) > 0 && !slices.Contains(svc.Spec.IPFamilies, corev1.IPv4Protocol):
+		return &Refusal{string(v1beta1.ServiceImportReasonIPFamilyNotSupported), "the service has no IPv4 address, and peers reach IPv4 endpoints only"}
 	case isDerived(svc):
 		return &Refusal{"DerivedService", "this service stands for an imported one: export it in the cluster that has its pods"}
 	}

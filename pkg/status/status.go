@@ -201,7 +201,10 @@ func Views(ctx context.Context, c *kube.Cluster) ([]View, error) {
 		secrets = Secrets(gctx, c, client.HasLabels{v1alpha1.LabelPeering, v1alpha1.LabelPlane})
 		return nil
 	})
-	g.Go(func() (err error) { weak, changed, err = WeakPolicies(gctx, c, lo.FromPtr(ledger).Spec.Services != nil); return err })
+	g.Go(func() (err error) {
+		weak, changed, err = WeakPolicies(gctx, c, lo.FromPtr(ledger).Spec.Services != nil)
+		return err
+	})
 	g.Go(func() error {
 		err := c.List(gctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
 		return lo.Ternary(apierrors.IsForbidden(err), nil, err)
