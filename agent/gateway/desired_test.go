@@ -94,7 +94,7 @@ func TestDesire(t *testing.T) {
 			Internal: nat.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.60.0.0/19")}, Address: self,
 			Remote:      []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")},
 			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, LivenessPort: liveness.Port,
-			HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.245.0.0/24")}, PeerGateway: addr("10.70.31.254"), ExchangePort: exchange.Port, LimitRate: 1e6,
+			HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.245.0.0/24")}, PeerGateway: addr("10.70.31.254"), ExchangePorts: []uint16{exchange.Port}, LimitRate: 1e6,
 			PeerNodes: prefix("10.70.0.0/19"),
 		}
 		d.overlay = overlay.State{

@@ -78,7 +78,7 @@ func (q *queues) run(ctx context.Context) {
 func (q *queues) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[services.Key]) {
 	for {
 		k, shutDown := queue.Get()
-		if shutDown {
+		if shutDown || ctx.Err() != nil {
 			return
 		}
 		release := q.reserve(k)

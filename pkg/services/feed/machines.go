@@ -159,7 +159,11 @@ type Receiver struct {
 }
 
 // NewReceiver returns a Receiver that has services with these hashes.
-func NewReceiver(held map[string]string) *Receiver { return &Receiver{held: maps.Clone(held)} }
+func NewReceiver(held map[string]string) *Receiver {
+	r := &Receiver{held: map[string]string{}}
+	maps.Copy(r.held, held)
+	return r
+}
 
 // IsSynced reports whether the receiver has everything that the sender tells, by the last digest.
 func (r *Receiver) IsSynced() bool { return r.isSynced }
