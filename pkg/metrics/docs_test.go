@@ -27,7 +27,7 @@ func page(t *testing.T) string {
 func shown(t *testing.T) map[string]described {
 	t.Helper()
 	out := map[string]described{}
-	for _, c := range []metrics.Component{metrics.Gateway, metrics.Node} {
+	for _, c := range []metrics.Component{metrics.Gateway, metrics.Node, metrics.ServicesController} {
 		families := kit.Must(filled(c).Gatherer().Gather())(t)
 		for _, f := range families {
 			if !strings.HasPrefix(f.GetName(), "liqonet_") {

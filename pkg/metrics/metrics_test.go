@@ -20,6 +20,17 @@ import (
 // filled returns an agent's metrics, with a value in each of them.
 func filled(c metrics.Component) *metrics.Agent {
 	a := metrics.New(c, "v1.2.3")
+	if c == metrics.ServicesController {
+		a.Reconciled(20*time.Millisecond, nil)
+		a.SetSource(func() (metrics.Snapshot, error) {
+			return metrics.Snapshot{Services: &metrics.ServiceNumbers{Exported: 1, Received: 2, Imported: 3, Conflicts: 4, Withdrawn: 5}}, nil
+		})
+		return a
+	}
+	var services *metrics.Services
+	if c == metrics.Gateway {
+		services = &metrics.Services{Told: 6, Received: 7, Synced: true, Refused: map[string]int{"address": 8}}
+	}
 	answered, lost := a.Probes("b", 0)
 	answered(3 * time.Millisecond)
 	lost()
@@ -29,8 +40,9 @@ func filled(c metrics.Component) *metrics.Agent {
 		return metrics.Snapshot{
 			Planes: []metrics.Plane{{
 				Peering: "b", Link: "loq0-0", State: metrics.Up, MTU: 1440, Active: true, Handshake: time.Unix(1000, 5e8), Key: time.Unix(500, 0),
-				Traffic: &metrics.Traffic{ReceivedBytes: 10, SentBytes: 20, ReceivedPackets: 1, SentPackets: 2},
-				Nodes:   map[string]int{metrics.NodesKnown: 3, metrics.NodesReady: 2, metrics.NodesActive: 1},
+				Traffic:  &metrics.Traffic{ReceivedBytes: 10, SentBytes: 20, ReceivedPackets: 1, SentPackets: 2},
+				Services: services,
+				Nodes:    map[string]int{metrics.NodesKnown: 3, metrics.NodesReady: 2, metrics.NodesActive: 1},
 			}},
 			Drops: []nat.Drop{
 				{Link: "loq0-0", Hook: "input", Reason: "not-allowed", Packets: 7},
@@ -87,6 +99,10 @@ func TestScrape(t *testing.T) {
 			`liqonet_gateway_nodes{peering="b",plane="0",state="known"} 3`,
 			`liqonet_gateway_nodes{peering="b",plane="0",state="ready"} 2`,
 			`liqonet_gateway_other_caller{peering="b",plane="0"} 0`,
+			`liqonet_gateway_services{direction="received",peering="b",plane="0"} 7`,
+			`liqonet_gateway_services{direction="told",peering="b",plane="0"} 6`,
+			`liqonet_gateway_services_synced{peering="b",plane="0"} 1`,
+			`liqonet_gateway_services_refused_total{peering="b",plane="0",reason="address"} 8`,
 		},
 		metrics.Node: {
 			`liqonet_node_plane_active{peering="b",plane="0"} 1`,
@@ -114,7 +130,7 @@ func TestScrape(t *testing.T) {
 }
 
 func TestLint(t *testing.T) {
-	for _, c := range []metrics.Component{metrics.Gateway, metrics.Node} {
+	for _, c := range []metrics.Component{metrics.Gateway, metrics.Node, metrics.ServicesController} {
 		problems, err := testutil.GatherAndLint(filled(c).Gatherer())
 		kit.ErrorIf(t, err != nil || len(problems) > 0, "%s: %v, %v", c, problems, err)
 	}
