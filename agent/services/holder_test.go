@@ -21,7 +21,7 @@ func withdrawnAfter(t *testing.T, h *holder) time.Duration {
 	return time.Since(begin).Round(time.Second)
 }
 
-func TestHold(t *testing.T) {
+func TestHoldDoubles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		changes := 0
 		h := newHolder(func(string) { changes++ })

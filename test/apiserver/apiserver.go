@@ -159,7 +159,7 @@ func Mapper(scheme *runtime.Scheme) meta.RESTMapper {
 		scope := meta.RESTScopeNamespace
 		if slices.Contains([]string{
 			"Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
-			"MutatingWebhookConfiguration", "ClusterNetwork", "Peering", "NodeNetwork", "SelfSubjectAccessReview",
+			"MutatingWebhookConfiguration", "ClusterNetwork", "Peering", "NodeNetwork", "ExportedService", "ReceivedService", "SelfSubjectAccessReview",
 		}, kind.Kind) {
 			scope = meta.RESTScopeRoot
 		}
