@@ -264,7 +264,8 @@ func (k kindMapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.
 // namespaced.
 func staticMapper(s *runtime.Scheme) meta.RESTMapper {
 	ofCluster := sets.New("Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview",
-		"ServiceCIDR", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterNetwork", "Peering", "NodeNetwork")
+		"ServiceCIDR", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterNetwork", "Peering", "NodeNetwork",
+		"ExportedService", "ReceivedService")
 	m := meta.NewDefaultRESTMapper(nil)
 	for kind := range s.AllKnownTypes() {
 		m.Add(kind, lo.Ternary(ofCluster.Has(kind.Kind), meta.RESTScopeRoot, meta.RESTScopeNamespace))
