@@ -262,7 +262,7 @@ func sameService(want, there *corev1.Service) bool {
 	return maps.Equal(want.Labels, there.Labels) && w.Type == t.Type && len(t.Selector)+len(t.ExternalIPs) == 0 &&
 		equality.Semantic.DeepEqual(lo.Map(w.Ports, port), lo.Map(t.Ports, port)) &&
 		w.SessionAffinity == t.SessionAffinity && equality.Semantic.DeepEqual(w.SessionAffinityConfig, t.SessionAffinityConfig) &&
-		cmp.Or(lo.FromPtr(w.InternalTrafficPolicy), corev1.ServiceInternalTrafficPolicyCluster) == lo.FromPtr(t.InternalTrafficPolicy) &&
+		lo.FromPtrOr(w.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster) == lo.FromPtrOr(t.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster) &&
 		lo.FromPtr(w.TrafficDistribution) == lo.FromPtr(t.TrafficDistribution)
 }
 
