@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -119,7 +120,7 @@ func kinds() (*runtime.Scheme, meta.RESTMapper) {
 	}
 	mapper.Add(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), meta.RESTScopeNamespace)
 	for _, kind := range []string{mcs.ServiceExportKindName, mcs.ServiceImportKindName} {
-		mapper.Add(mcs.GroupVersion.WithKind(kind), meta.RESTScopeNamespace)
+		mapper.Add(schema.GroupVersion(mcs.GroupVersion).WithKind(kind), meta.RESTScopeNamespace)
 	}
 	for _, kind := range []string{"ClusterNetwork", "Peering", "NodeNetwork", "ExportedService", "ReceivedService"} {
 		mapper.Add(v1alpha1.GroupVersion.WithKind(kind), meta.RESTScopeRoot)
