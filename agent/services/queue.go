@@ -13,6 +13,9 @@ import (
 // workers is how many services of one source are processed at the same time. They mostly wait for the API server.
 const workers = 2
 
+// firstRetry and lastRetry are the shortest and the longest pause before a service that has failed is processed again.
+const firstRetry, lastRetry = 100 * time.Millisecond, 10 * time.Second
+
 // queues have the services that are to be processed, in a queue for each source: a peering, or "" for this cluster. So a peer
 // whose services change all the time delays only its own.
 type queues struct {
@@ -43,7 +46,7 @@ func (q *queues) add(source string, k services.Key) {
 	}
 	queue := q.all[source]
 	if queue == nil {
-		queue = workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[services.Key]())
+		queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[services.Key](firstRetry, lastRetry))
 		if q.all[source] = queue; q.started != nil {
 			q.started(queue)
 		}

@@ -33,7 +33,11 @@ func TestSourcesTakeTurns(t *testing.T) {
 		for i := range 100000 {
 			q.add("noisy", key(fmt.Sprint(i)))
 		}
-		go q.run(ctx)
+		ended := make(chan struct{})
+		go func() {
+			q.run(ctx)
+			close(ended)
+		}()
 		time.Sleep(time.Second)
 		begin := time.Now()
 		q.add("quiet", key("quiet"))
@@ -41,7 +45,7 @@ func TestSourcesTakeTurns(t *testing.T) {
 		kit.ErrorIf(t, took > 10*time.Millisecond, "it took %s", took)
 		kit.ErrorIf(t, others.Load() < 100, "the noisy source was not served: %d", others.Load())
 		end()
-		synctest.Wait()
+		<-ended
 	})
 }
 
@@ -66,7 +70,11 @@ func TestOneServiceOfTwoSources(t *testing.T) {
 			}
 			return nil
 		})
-		go q.run(ctx)
+		ended := make(chan struct{})
+		go func() {
+			q.run(ctx)
+			close(ended)
+		}()
 		q.add("a", key("web"))
 		q.add("b", key("web"))
 		time.Sleep(time.Minute)
@@ -74,6 +82,6 @@ func TestOneServiceOfTwoSources(t *testing.T) {
 		kit.Check(t, "calls", calls, 3)
 		mu.Unlock()
 		end()
-		synctest.Wait()
+		<-ended
 	})
 }

@@ -100,12 +100,19 @@ func (o *controller) read(ctx context.Context, k services.Key) (*world, error) {
 	w.namespace = get(ctx, o, client.ObjectKey{Name: k.Namespace}, &corev1.Namespace{})
 	w.exported = get(ctx, o, client.ObjectKey{Name: k.ObjectName()}, &v1alpha1.ExportedService{})
 	w.derived = get(ctx, o, inNamespace(k.DerivedName()), &corev1.Service{})
-	o.index.get(o.index.sources, k, func(name string) bool {
-		return found(&w.sources, get(ctx, o, inNamespace(name), &discoveryv1.EndpointSlice{}))
-	})
-	o.index.get(o.index.derived, k, func(name string) bool {
-		return found(&w.made, get(ctx, o, inNamespace(name), &discoveryv1.EndpointSlice{}))
-	})
+	// A slice may have become another service's.
+	slice := func(list *[]*discoveryv1.EndpointSlice, ours bool) func(name string) bool {
+		return func(name string) bool {
+			s := get(ctx, o, inNamespace(name), &discoveryv1.EndpointSlice{})
+			if s == nil || (s.Labels[discoveryv1.LabelManagedBy] == v1alpha1.ServicesManager) != ours {
+				return false
+			}
+			of, _, is := keysOf(s)
+			return is && of == k && found(list, s)
+		}
+	}
+	o.index.get(o.index.sources, k, slice(&w.sources, false))
+	o.index.get(o.index.derived, k, slice(&w.made, true))
 	o.index.get(o.index.received, k, func(peering string) bool {
 		return found(&w.received, get(ctx, o, client.ObjectKey{Name: k.ReceivedName(peering)}, &v1alpha1.ReceivedService{}))
 	})

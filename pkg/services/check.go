@@ -109,6 +109,7 @@ func Validate(r *v1alpha1.ServiceRecord) error {
 		require(p.AppProtocol == "" || appProtocol.MatchString(p.AppProtocol), "appProtocol %.70q", p.AppProtocol)
 	}
 	require(len(lo.FindDuplicatesBy(r.Ports, func(p v1alpha1.RecordPort) string { return p.Name })) == 0, "two ports have the same name")
+	require(len(lo.FindDuplicatesBy(r.Ports, func(p v1alpha1.RecordPort) string { return fmt.Sprint(p.Protocol, p.Port) })) == 0, "two ports have the same number")
 	require(validPairs(r.Labels, maxLabelValue), "labels that exceed a limit")
 	require(validPairs(r.Annotations, maxAnnotationValue), "annotations that exceed a limit")
 	for _, s := range r.Slices {

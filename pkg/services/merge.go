@@ -133,10 +133,11 @@ func mergePorts(exporters []Exporter) (out portMap) {
 		renamed := map[string]string{}
 		for _, p := range e.Record.Ports {
 			sameName := slices.IndexFunc(out.all, func(q v1alpha1.RecordPort) bool { return q.Name == p.Name })
+			isUsed := func(name string) bool { return slices.Contains(slices.Collect(maps.Values(renamed)), name) }
 			sameNumber := slices.IndexFunc(out.all, func(q v1alpha1.RecordPort) bool { return q.Protocol == p.Protocol && q.Port == p.Port })
 			conflict := ""
 			switch {
-			case sameName >= 0 && sameName == sameNumber:
+			case sameName >= 0 && sameName == sameNumber && !isUsed(p.Name):
 				renamed[p.Name] = p.Name
 				if q := out.all[sameName]; q.AppProtocol != p.AppProtocol {
 					conflict = fmt.Sprintf("port %d has another application protocol in %s: %q", p.Port, e.ID, p.AppProtocol)
@@ -144,7 +145,7 @@ func mergePorts(exporters []Exporter) (out portMap) {
 			case sameName >= 0:
 				conflict = fmt.Sprintf("port %q of %s is %s %d, and gets no traffic", p.Name, e.ID, p.Protocol, p.Port)
 			case sameNumber >= 0:
-				if older := out.all[sameNumber].Name; !slices.Contains(slices.Collect(maps.Values(renamed)), older) {
+				if older := out.all[sameNumber].Name; !isUsed(older) {
 					renamed[p.Name] = older
 				}
 				conflict = fmt.Sprintf("%s %d is called %q in %s", p.Protocol, p.Port, p.Name, e.ID)

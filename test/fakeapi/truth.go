@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	mcs "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -88,7 +89,7 @@ func NewClient(objs ...client.Object) (*API, error) {
 		converter: converters{own, kubernetesTypes(), managedfields.NewDeducedTypeConverter()},
 	}
 	base := fake.NewClientBuilder().WithScheme(extended).WithObjectTracker(s).WithObjects(objs...).
-		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}, &mcs.ServiceExport{}, &mcs.ServiceImport{}).WithReturnManagedFields().
 		WithIndex(&corev1.Event{}, "involvedObject.kind", func(o client.Object) []string { return []string{o.(*corev1.Event).InvolvedObject.Kind} }).Build()
 	var writing sync.Mutex // what was checked holds until what it was checked for is done
 	written := func(ctx context.Context, c client.Client, obj client.Object, uid types.UID, write func() error) error {
