@@ -245,7 +245,7 @@ func receivedPolicy(labels map[string]string) []Object {
 	by := gateway()
 	variables := slices.Concat(by.variables, []admissionv1.Variable{
 		{Name: "name", Expression: "(object == null ? oldObject : object).metadata.name"},
-		{Name: "namespace", Expression: "variables.name.substring(variables.name.indexOf('.') + 1).split('.')[0]"},
+		{Name: "importedTo", Expression: "variables.name.substring(variables.name.indexOf('.') + 1).split('.')[0]"},
 	}, ledgerRanges("e.name == variables.peering"))
 	return withLedger(policyObjects("liqonet-gateway-services", labels, by.condition, []admissionv1.NamedRuleWithOperations{
 		rule(v1alpha1.GroupVersion.Group, "receivedservices", opCreate, opUpdate, opDelete),
@@ -255,7 +255,7 @@ func receivedPolicy(labels map[string]string) []Object {
 			Message:    "a gateway may write only the services of its own Peering",
 		},
 		{
-			Expression: "object == null || [variables.namespace].all(n, !" + reservedNamespace + ") && !variables.name.endsWith('.default.kubernetes')",
+			Expression: "object == null || [variables.importedTo].all(n, !" + reservedNamespace + ") && !variables.name.endsWith('.default.kubernetes')",
 			Message:    "no service is imported into this namespace",
 		},
 		{
