@@ -87,6 +87,7 @@ func TestIndex(t *testing.T) {
 	names(x.received, "b")
 	kit.Check(t, "received from one peer", names(x.received, "c"), []string{"c"})
 	kit.Check(t, "of a peer that tells nothing", len(x.of("b"))+len(x.of("c"))+len(x.received), 0)
+	names(x.derived, "derived-b-x")
 	x.forget(web)
 	kit.Check(t, "namespaces", len(x.in(""))+len(x.namespaces), 0)
 }

@@ -63,7 +63,11 @@ func TestFailedServices(t *testing.T) {
 			written <- time.Since(start)
 			return nil
 		})
-		go q.run(ctx)
+		ended := make(chan struct{})
+		go func() {
+			q.run(ctx)
+			close(ended)
+		}()
 		q.add("a", key("web"))
 		time.Sleep(time.Second)
 		q.add("a", key("other"))
@@ -73,6 +77,6 @@ func TestFailedServices(t *testing.T) {
 		kit.ErrorIf(t, late > time.Minute, "it is written %s after the outage", late)
 		kit.ErrorIf(t, attempts.Load() > 1000, "%d attempts", attempts.Load())
 		end()
-		synctest.Wait()
+		<-ended
 	})
 }

@@ -2,6 +2,7 @@ package schema
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,7 @@ func Examples() map[string]client.Object {
 	}
 	peering := manifests.Peering("b", v1alpha1.PeeringSpec{
 		Index: 2, Overlay: "Geneve", Limits: v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}, PlanesMode: v1alpha1.PlanesSpread,
+		Services: &v1alpha1.PeeringServices{RemoteID: "b", Import: v1alpha1.ImportLabeled, Precedence: v1alpha1.PrecedenceOwn, Endpoints: v1alpha1.EndpointsStandby},
 		Local: v1alpha1.LocalNetwork{
 			Pods: pods, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"), ServiceCIDRs: []v1alpha1.CIDR{kit.CIDR("10.96.0.0/16")},
 			Hosts: []v1alpha1.AddressMapping{{Real: ip("192.168.1.50"), Mapped: ip("10.60.32.1")}},
@@ -62,11 +64,29 @@ func Examples() map[string]client.Object {
 		}},
 		Conditions: condition(v1alpha1.ConditionReady),
 	}
-	ledger := manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19"), OverlayKey: v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"0a7c1f4e-1111-4222-8333-944445555666"}}, Peers: []v1alpha1.PeerAllocation{{
-		ClusterID: "1", Name: "b", Index: 3, Pods: remote, ExternalCIDR: external, Hosts: []v1alpha1.ExposedHost{{Address: ip("192.168.1.50"), Number: 5}},
+	ledger := manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19"), OverlayKey: v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"0a7c1f4e-1111-4222-8333-944445555666"}}, Services: &v1alpha1.ClusterServices{ID: "a"}, Peers: []v1alpha1.PeerAllocation{{
+		ClusterID: "1", Name: "b", ServicesID: "b", Index: 3, Pods: remote, ExternalCIDR: external, Hosts: []v1alpha1.ExposedHost{{Address: ip("192.168.1.50"), Number: 5}},
 		Phase: v1alpha1.PeerActive, Previous: &v1alpha1.PeerRanges{Pods: remote, ExternalCIDR: external, IdentityKey: Key, Hosts: []v1alpha1.ExposedHost{{Address: ip("192.168.1.51"), Number: 6}}},
 	}}})
-	out := map[string]client.Object{"Peering": peering, "NodeNetwork": node, "ClusterNetwork": ledger}
+	record := v1alpha1.ServiceRecord{
+		Created: now, Type: v1alpha1.ClusterSetIP, SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinitySeconds: 10800,
+		InternalTrafficPolicy: corev1.ServiceInternalTrafficPolicyLocal, TrafficDistribution: corev1.ServiceTrafficDistributionPreferClose, Omitted: 7,
+		Ports:  []v1alpha1.RecordPort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, AppProtocol: "kubernetes.io/h2c"}},
+		Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"example.com/team": "shop"},
+		Slices: []v1alpha1.RecordSlice{{
+			ID: "x7", Ports: []v1alpha1.SlicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 8080}},
+			Endpoints: []v1alpha1.RecordEndpoint{{Address: ip("10.30.1.5"), Hostname: "web-0", Zone: "eu-1a", Ready: true, Serving: true, Terminating: true}},
+		}},
+	}
+	exported := &v1alpha1.ExportedService{
+		ObjectMeta: metav1.ObjectMeta{Name: "shop.web"}, Spec: v1alpha1.ExportedServiceSpec{Peers: []string{"b"}, ServiceRecord: record},
+	}
+	received := &v1alpha1.ReceivedService{
+		ObjectMeta: metav1.ObjectMeta{Name: "b.shop.web"}, Spec: v1alpha1.ReceivedServiceSpec{Hash: strings.Repeat("z7", 13), ServiceRecord: *record.DeepCopy()},
+	}
+	out := map[string]client.Object{
+		"Peering": peering, "NodeNetwork": node, "ClusterNetwork": ledger, "ExportedService": exported, "ReceivedService": received,
+	}
 	for kind, obj := range out {
 		obj.GetObjectKind().SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind))
 	}

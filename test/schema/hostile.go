@@ -366,6 +366,12 @@ func (m *maker) text(s *structuralschema.Structural, check *structuralschema.Val
 		return m.prefix(19).String()
 	case is("isCIDR"):
 		return m.prefix(m.bits).String()
+	case is("isGlobalUnicast"): // a list of them could hardly be full otherwise
+		a := m.addr()
+		for !a.IsGlobalUnicast() {
+			a = m.addr()
+		}
+		return a.String()
 	case is("isIP"):
 		return m.addr().String()
 	case check.Format == "date-time":

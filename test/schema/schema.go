@@ -7,6 +7,7 @@ package schema
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -36,9 +37,8 @@ type Kind struct {
 // Kinds are all of them by their names. It returns an error if an API server would refuse a
 // definition, as for rules that could cost too much.
 func Kinds(ctx context.Context) (map[string]*Kind, error) {
-	crds := manifests.CRDs()
 	out := map[string]*Kind{}
-	for _, crd := range crds {
+	for _, crd := range slices.Concat(manifests.CRDs(), manifests.ServicesCRDs()) {
 		k, err := newKind(ctx, crd)
 		if err != nil {
 			return nil, fmt.Errorf("definition %s: %w", crd.Name, err)

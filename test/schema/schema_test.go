@@ -127,7 +127,10 @@ func readable(kind string, stored map[string]any) error {
 	if err != nil {
 		return err
 	}
-	into := map[string]any{"Peering": &v1alpha1.Peering{}, "NodeNetwork": &v1alpha1.NodeNetwork{}, "ClusterNetwork": &v1alpha1.ClusterNetwork{}}[kind]
+	into := map[string]any{
+		"Peering": &v1alpha1.Peering{}, "NodeNetwork": &v1alpha1.NodeNetwork{}, "ClusterNetwork": &v1alpha1.ClusterNetwork{},
+		"ExportedService": &v1alpha1.ExportedService{}, "ReceivedService": &v1alpha1.ReceivedService{},
+	}[kind]
 	if err := json.Unmarshal(raw, into); err != nil {
 		return err
 	}
@@ -343,9 +346,8 @@ func TestLimitsOfPlans(t *testing.T) {
 
 // kubectl prints the first value of a column only, so no column may have several.
 func TestColumnsHaveOneValue(t *testing.T) {
-	crds := manifests.CRDs()
 	columns := 0
-	for _, crd := range crds {
+	for _, crd := range slices.Concat(manifests.CRDs(), manifests.ServicesCRDs()) {
 		for _, v := range crd.Spec.Versions {
 			for _, c := range v.AdditionalPrinterColumns {
 				columns++

@@ -19,12 +19,15 @@ import (
 // Writable are the resources that the agents may write, by the rules of their roles.
 func Writable() (resources []string) {
 	objs, _ := manifests.NodeAgent(manifests.Agents{}, []int32{1})
-	gateway, _ := manifests.Gateway{Peering: "b"}.Objects()
-	for _, obj := range append(objs, gateway...) {
+	gateway, _ := manifests.Gateway{Peering: "b", Services: true}.Objects()
+	controller, _ := manifests.Services(manifests.Agents{})
+	for _, obj := range slices.Concat(objs, gateway, controller) {
 		var rules []rbacv1.PolicyRule
 		switch r := obj.(type) {
 		case *rbacv1.ClusterRole:
-			rules = r.Rules
+			if _, forUsers := r.Labels["rbac.authorization.k8s.io/aggregate-to-admin"]; !forUsers {
+				rules = r.Rules
+			}
 		case *rbacv1.Role:
 			rules = r.Rules
 		}
