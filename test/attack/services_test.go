@@ -2,6 +2,7 @@ package attack_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcs "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -27,8 +29,9 @@ import (
 // exchange is a cluster that exchanges services with two peers.
 type exchange struct {
 	*apiserver.Server
-	controller, gateway client.Client
-	owner               metav1.OwnerReference
+	// gateway is that of the first peering. The second one has a gateway without permissions for services.
+	controller, gateway, without client.Client
+	owner                        metav1.OwnerReference
 }
 
 // ledgerOf returns a ledger with peers, each with that number of ranges.
@@ -75,12 +78,16 @@ func newExchange(t *testing.T, ledger *v1alpha1.ClusterNetwork) *exchange {
 	x.owner = manifests.OwnerReferences("p0", p.UID)[0]
 	x.controller = client.WithFieldOwner(s.Agent(t, v1alpha1.ServicesName, nil), v1alpha1.ServicesManager)
 	x.gateway = client.WithFieldOwner(s.Agent(t, manifests.Gateway{Peering: "p0"}.Name(), nil), "liqonet-feed")
+	x.without = client.WithFieldOwner(s.Agent(t, manifests.Gateway{Peering: "p1"}.Name(), nil), "liqonet-feed")
 	// When what is not allowed is refused, the policies have come into force.
 	for what, try := range map[string]func() error{
 		"Services": func() error {
 			return x.controller.Create(t.Context(), x.service(func(s *corev1.Service) { s.Spec.Selector = map[string]string{"a": "b"} }), client.DryRunAll)
 		},
 		"EndpointSlices": func() error { return x.controller.Create(t.Context(), x.slice("id0", "8.8.8.8"), client.DryRunAll) },
+		"ReceivedServices of others": func() error {
+			return x.gateway.Create(t.Context(), x.received("p1.shop.web", "10.100.0.1"), client.DryRunAll)
+		},
 		"ReceivedServices": func() error {
 			return x.gateway.Create(t.Context(), x.received("p0.shop.web", "8.8.8.8"), client.DryRunAll)
 		},
@@ -160,8 +167,10 @@ func TestAttackServices(t *testing.T) {
 	foreignSlice := x.slice("id0", "10.100.0.1", func(s *discoveryv1.EndpointSlice) { s.Name, s.Labels = "foreign", nil })
 	foreignImport := x.serviceImport(func(i *mcs.ServiceImport) { i.Name, i.Labels = "foreign", nil })
 	export := &mcs.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+	foreignReceived := x.received("p1.shop.own", "10.101.0.1", func(r *v1alpha1.ReceivedService) { r.Labels[v1alpha1.LabelPeering] = "p1" })
+	exported := &v1alpha1.ExportedService{ObjectMeta: metav1.ObjectMeta{Name: "shop.own"}, Spec: v1alpha1.ExportedServiceSpec{ServiceRecord: x.received("p0.a.b", "10.1.1.1").Spec.ServiceRecord}}
 	own := []client.Object{x.service(), x.slice("id0", "10.100.0.1"), x.serviceImport(), x.received("p0.shop.own", "10.100.0.1")}
-	for _, obj := range append(own, foreign, foreignSlice, foreignImport, export) {
+	for _, obj := range append(own, foreign, foreignSlice, foreignImport, foreignReceived, export, exported) {
 		kit.NoError(t, x.Admin.Create(t.Context(), obj.DeepCopyObject().(client.Object)))
 	}
 	other := func(name string) func(*corev1.Service) { return func(s *corev1.Service) { s.Name = name } }
@@ -174,8 +183,34 @@ func TestAttackServices(t *testing.T) {
 	patch := func(by client.Client, obj client.Object, body string) func(context.Context) error {
 		return func(ctx context.Context) error { return by.Patch(ctx, obj, merged("%s", body), client.DryRunAll) }
 	}
+	// apply is a write of an object that need not exist, as the agents write.
+	apply := func(by client.Client, obj client.Object, format string, values ...any) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return by.Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, fmt.Appendf(nil, format, values...)), client.ForceOwnership, client.DryRunAll)
+		}
+	}
+	status := func(by client.Client, obj client.Object, part string) func(context.Context) error {
+		return func(context.Context) error { return patchStatus(t, by, obj, part) }
+	}
+	renew := func(by client.Client, name string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			l := lease(name)
+			if err := by.Get(ctx, client.ObjectKeyFromObject(l), l); err != nil {
+				return err
+			}
+			l.Spec.HolderIdentity = ptr.To("x")
+			return by.Update(ctx, l, client.DryRunAll)
+		}
+	}
+	list := func(by client.Client, of client.ObjectList) func(context.Context) error {
+		return func(ctx context.Context) error { return by.List(ctx, of) }
+	}
+	unreadable := func(version string) string {
+		return fmt.Sprintf(`{"metadata":{"managedFields":[{"manager":"x","operation":"Update","apiVersion":%q,"time":"9999-12-31T23:59:59Z","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]}}`, version)
+	}
 	second := other("derived-0123456789")
 	const finalizer, owner, annotation = `{"metadata":{"finalizers":["a/b"]}}`, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"n","uid":"u"}]}}`, `{"metadata":{"annotations":{"a/b":"c"}}}`
+	const ours = `"app.kubernetes.io/managed-by":"liqonet","multicluster.kubernetes.io/service-name":"web"`
 	const adopt = `{"metadata":{"labels":{"app.kubernetes.io/managed-by":"liqonet","multicluster.kubernetes.io/service-name":"web","endpointslice.kubernetes.io/managed-by":"services.liqonet.io"}}}`
 	c, g := x.controller, x.gateway
 	for _, tt := range []struct {
@@ -205,6 +240,9 @@ func TestAttackServices(t *testing.T) {
 		{"a foreign Service", false, patch(c, foreign, `{"spec":{"ports":[{"port":81}]}}`)},
 		{"a foreign Service, with our labels", false, patch(c, foreign, adopt)},
 		{"the deletion of a foreign Service", false, remove(c, foreign)},
+		{"a foreign Service, as its own", false, apply(c, foreign, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"foreign","namespace":"shop","labels":{%s}}}`, ours)},
+		{"a generated name", false, create(c, x.service(func(s *corev1.Service) { s.Name, s.GenerateName = "", "derived-" }))},
+		{"a time that nobody can read, on a Service", false, patch(c, x.service(), unreadable("v1"))},
 		{"the labels of our Service", false, patch(c, x.service(), `{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`)},
 
 		{"a slice of a peer", true, create(c, x.slice("id1", "10.101.0.7"))},
@@ -218,6 +256,16 @@ func TestAttackServices(t *testing.T) {
 		{"no cluster", false, create(c, x.slice("id1", "10.101.0.7", func(s *discoveryv1.EndpointSlice) { delete(s.Labels, mcs.LabelSourceCluster) }))},
 		{"a peer's endpoint on a node", false, create(c, x.slice("id1", "10.101.0.7", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = ptr.To("n") }))},
 		{"a slice of a foreign Service", false, create(c, x.slice("id1", "10.101.0.7", func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "foreign" }))},
+		{"a slice without endpoints", true, apply(c, x.slice("id1", ""), `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":%q,"namespace":"shop","labels":{
+			"multicluster.kubernetes.io/source-cluster":"id1","endpointslice.kubernetes.io/managed-by":"services.liqonet.io",%s}},"addressType":"IPv4","endpoints":[],"ports":[]}`, x.slice("id1", "").Name, ours)},
+		{"a slice with a list of endpoints that is null", true, create(c, x.slice("id1", "", func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }))},
+		{"a peer's endpoint with a name", false, create(c, x.slice("id1", "example.com", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }))},
+		{"an endpoint that refers to a pod", false, create(c, x.slice("own", "10.9.9.9", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: "x"}
+		}))},
+		{"a slice in a reserved namespace", false, create(c, x.slice("own", "10.9.9.9", func(s *discoveryv1.EndpointSlice) { s.Namespace = metav1.NamespaceSystem }))},
+		{"another peer's ID, later", false, patch(c, x.slice("id0", ""), `{"metadata":{"labels":{"multicluster.kubernetes.io/source-cluster":"id1"}}}`)},
+		{"a time that nobody can read, on a slice", false, patch(c, x.slice("id0", ""), unreadable("discovery.k8s.io/v1"))},
 		{"another manager", false, create(c, x.slice("id1", "10.101.0.7", func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelManagedBy] = "x" }))},
 		{"a foreign slice", false, patch(c, foreignSlice, adopt)},
 		{"the deletion of a foreign slice", false, remove(c, foreignSlice)},
@@ -227,10 +275,20 @@ func TestAttackServices(t *testing.T) {
 		{"a ServiceImport without our labels", false, create(c, x.serviceImport(func(i *mcs.ServiceImport) { i.Name, i.Labels = "other", nil }))},
 		{"a foreign ServiceImport", false, patch(c, foreignImport, adopt)},
 		{"the deletion of a foreign ServiceImport", false, remove(c, foreignImport)},
+		{"the status of a ServiceImport", true, status(c, x.serviceImport(), `{"clusters":[{"cluster":"id0"}]}`)},
+		{"the status of a foreign ServiceImport", false, status(c, foreignImport, `{"clusters":[{"cluster":"id0"}]}`)},
+		{"a ServiceImport in a reserved namespace", false, create(c, x.serviceImport(func(i *mcs.ServiceImport) { i.Namespace = metav1.NamespaceSystem }))},
+		{"a finalizer of a ServiceImport", false, patch(c, x.serviceImport(), finalizer)},
+		{"the conditions of a ServiceExport", true, status(c, export, `{"conditions":[`+condition("Valid", "True", "Valid", "")+`]}`)},
 		{"a ServiceExport", false, patch(c, export, annotation)},
+		{"the spec of a ServiceExport", false, patch(c, export, `{"spec":{"exportedLabels":{"a":"b"}}}`)},
 		{"the deletion of a ServiceExport", false, remove(c, export)},
 		{"an ExportedService", true, create(c, &v1alpha1.ExportedService{ObjectMeta: metav1.ObjectMeta{Name: "shop.web"}, Spec: v1alpha1.ExportedServiceSpec{ServiceRecord: x.received("p0.a.b", "10.1.1.1").Spec.ServiceRecord}})},
 		{"a finalizer of an ExportedService", false, create(c, &v1alpha1.ExportedService{ObjectMeta: metav1.ObjectMeta{Name: "shop.web", Finalizers: []string{"a/b"}}, Spec: v1alpha1.ExportedServiceSpec{ServiceRecord: x.received("p0.a.b", "10.1.1.1").Spec.ServiceRecord}})},
+		{"the deletion of an ExportedService", true, remove(c, exported)},
+		{"its Lease", true, renew(c, v1alpha1.ServicesName)},
+		{"a gateway's Lease", false, renew(c, manifests.Gateway{Peering: "p0"}.Name())},
+		{"all Secrets", false, list(c, &corev1.SecretList{})},
 		{"a peer's service", false, create(c, x.received("p0.shop.web", "10.100.0.1"))},
 		{"the ledger", false, patch(c, ledgerOf(0, 0), annotation)},
 		{"a Secret", false, create(c, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "x"}})},
@@ -249,8 +307,22 @@ func TestAttackServices(t *testing.T) {
 		{"an endpoint later", false, patch(g, x.received("p0.shop.own", "10.100.0.1"), `{"spec":{"slices":[{"id":"x","endpoints":[{"address":"8.8.8.8"}]}]}}`)},
 		{"another label", false, create(g, x.received("p0.shop.web", "10.100.0.1", func(r *v1alpha1.ReceivedService) { r.Labels["a"] = "b" }))},
 		{"no owner", false, create(g, x.received("p0.shop.web", "10.100.0.1", func(r *v1alpha1.ReceivedService) { r.OwnerReferences = nil }))},
+		{"a second owner", false, create(g, x.received("p0.shop.web", "10.100.0.1", func(r *v1alpha1.ReceivedService) {
+			r.OwnerReferences = append(r.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "n", UID: "u"})
+		}))},
 		{"another owner", false, create(g, x.received("p0.shop.web", "10.100.0.1", func(r *v1alpha1.ReceivedService) { r.OwnerReferences[0].Name = "p1" }))},
 		{"a finalizer", false, create(g, x.received("p0.shop.web", "10.100.0.1", func(r *v1alpha1.ReceivedService) { r.Finalizers = []string{"a/b"} }))},
+		{"an annotation", false, patch(g, x.received("p0.shop.own", "10.100.0.1"), annotation)},
+		{"no label", false, patch(g, x.received("p0.shop.own", "10.100.0.1"), `{"metadata":{"labels":null}}`)},
+		{"a service of another peering, later", false, patch(g, foreignReceived, `{"spec":{"hash":"xyz"}}`)},
+		{"the deletion of another peering's service", false, remove(g, foreignReceived)},
+		{"a service with a generated name", false, create(g, x.received("", "10.100.0.1", func(r *v1alpha1.ReceivedService) { r.GenerateName = "p1.shop." }))},
+		{"an exposed host of another peer", false, create(g, x.received("p0.shop.web", "172.17.32.1"))},
+		{"a ServiceImport of a gateway", false, create(g, x.serviceImport(func(i *mcs.ServiceImport) { i.Name = "other" }))},
+		{"the conditions of a ServiceExport, by a gateway", false, status(g, export, `{"conditions":[]}`)},
+		{"a service, by a gateway that exchanges none", false, create(x.without, foreignReceived)},
+		{"what peers export, by a gateway that exchanges no services", false, list(x.without, &v1alpha1.ReceivedServiceList{})},
+		{"what is exported, by a gateway that exchanges no services", false, list(x.without, &v1alpha1.ExportedServiceList{})},
 		{"a Service", false, create(g, x.service(second))},
 		{"an EndpointSlice", false, create(g, x.slice("id1", "10.101.0.7"))},
 		{"an ExportedService of a gateway", false, create(g, &v1alpha1.ExportedService{ObjectMeta: metav1.ObjectMeta{Name: "shop.web"}})},
@@ -259,6 +331,16 @@ func TestAttackServices(t *testing.T) {
 		refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
 		kit.ErrorIf(t, tt.passes && err != nil || !tt.passes && !refused, "%s: the answer is %v", tt.what, err)
 	}
+	// A cluster that exchanges no services has no endpoints of its own.
+	kit.NoError(t, x.Admin.Patch(t.Context(), ledgerOf(0, 0), merged("%s", `{"spec":{"services":null}}`)))
+	apiserver.Wait(t, "refuse slices of a cluster without an ID", func() error {
+		if create(c, x.slice("own", "10.9.9.9"))(t.Context()) == nil {
+			return errors.New("it is admitted")
+		}
+		return nil
+	})
+	err := create(c, x.slice("own", "10.9.9.9", func(s *discoveryv1.EndpointSlice) { delete(s.Labels, mcs.LabelSourceCluster) }))(t.Context())
+	kit.ErrorIf(t, !apierrors.IsForbidden(err), "a slice of no cluster: the answer is %v", err)
 	// Without the ledger, policies that have it as their parameter deny everything.
 	kit.NoError(t, x.Admin.Patch(t.Context(), ledgerOf(0, 0), merged("%s", `{"metadata":{"finalizers":null}}`)))
 	kit.NoError(t, x.Admin.Delete(t.Context(), ledgerOf(0, 0)))
@@ -271,6 +353,13 @@ func TestAttackServices(t *testing.T) {
 			}
 			return nil
 		})
+	}
+	// Others are not concerned: their slices are written, and all of ours can be deleted, as with a namespace or a Peering.
+	for what, try := range map[string]func(context.Context) error{
+		"a slice of another controller": create(x.Admin, x.slice("id0", "10.100.0.1", func(s *discoveryv1.EndpointSlice) { s.Name, s.Labels = "another", nil })),
+		"the deletion of our slice":     remove(x.Admin, x.slice("id0", "")), "the deletion of a peer's service": remove(x.Admin, foreignReceived),
+	} {
+		kit.CheckNoError(t, try(t.Context()), "%s, without the ledger", what)
 	}
 	// The second column: without the policies, the same attacks succeed.
 	for _, obj := range manifests.ServicesPolicies() {

@@ -384,7 +384,7 @@ func (m *maker) text(s *structuralschema.Structural, check *structuralschema.Val
 	if check.Pattern != "" {
 		if re, err := syntax.Parse(check.Pattern, syntax.Perl); err == nil {
 			var b strings.Builder
-			m.matching(&b, re, pick(m.rand, []int{1, 20, most}))
+			m.matching(&b, re, min(pick(m.rand, []int{1, 20, most}), most))
 			return b.String()
 		}
 	}

@@ -1,9 +1,11 @@
 package schema_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
@@ -26,6 +28,20 @@ func TestHostileObjectsAreRead(t *testing.T) {
 			t.Logf("%d of more than 50 kB", large)
 		})
 	}
+}
+
+// Each of our kinds that an agent may write has an example, of which hostile objects are made.
+func TestWritableKindsHaveExamples(t *testing.T) {
+	writable, examples := schema.Writable(), schema.Examples()
+	found := 0
+	for _, crd := range slices.Concat(manifests.CRDs(), manifests.ServicesCRDs()) {
+		plural := crd.Spec.Names.Plural
+		if slices.Contains(writable, plural) || slices.Contains(writable, plural+"/status") {
+			found++
+			kit.ErrorIf(t, examples[crd.Spec.Names.Kind] == nil, "there is no %s", crd.Spec.Names.Kind)
+		}
+	}
+	kit.Check(t, "kinds that agents write", found, 4)
 }
 
 // A time that Go cannot read, among the field owners that an agent may forge, makes no object unreadable.

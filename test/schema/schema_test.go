@@ -331,6 +331,85 @@ func TestSizesOfThePlacement(t *testing.T) {
 	object(t, k, largest)
 }
 
+// A record of a service has a size, and addresses that endpoints can have.
+func TestBadServicesAreRefused(t *testing.T) {
+	const port, endpoint = "spec.ports.0", "spec.slices.0.endpoints.0"
+	long := strings.Repeat("a", 64)
+	of := func(n int, item map[string]any) []any { return slices.Repeat([]any{item}, n) }
+	slice := func(ports, endpoints int) map[string]any {
+		return map[string]any{
+			"id": "abcdefghij", "ports": of(ports, map[string]any{"name": long[1:], "protocol": "TCP", "port": int64(65535)}),
+			"endpoints": of(endpoints, map[string]any{"address": "10.30.1.5", "hostname": long[1:], "zone": long[1:]}),
+		}
+	}
+	pairs := func(n, key, value int) map[string]any {
+		out := map[string]any{}
+		for i := range n {
+			out[fmt.Sprintf("%0*d", key, i)] = strings.Repeat("a", value)
+		}
+		return out
+	}
+	for _, kind := range []string{"ExportedService", "ReceivedService"} {
+		refuseAll(t, kind, map[string]func(map[string]any) map[string]any{
+			"an unknown type":                 set("spec.type", "ExternalName"),
+			"no time":                         set("spec.created", nil),
+			"the year 9999":                   set("spec.created", "9999-12-31T00:00:00Z"),
+			"an unknown affinity":             set("spec.sessionAffinity", "Cookie"),
+			"an affinity of two days":         set("spec.sessionAffinitySeconds", int64(2*86400)),
+			"an unknown traffic policy":       set("spec.internalTrafficPolicy", "Near"),
+			"an unknown distribution":         set("spec.trafficDistribution", "PreferFar"),
+			"less than nothing left out":      set("spec.omitted", int64(-1)),
+			"101 ports":                       set("spec.ports", of(101, map[string]any{"protocol": "TCP", "port": int64(80)})),
+			"a port's name":                   set(port+".name", long),
+			"a port 0":                        set(port+".port", int64(0)),
+			"an unknown protocol":             set(port+".protocol", "ICMP"),
+			"a port's application":            set(port+".appProtocol", "a b"),
+			"33 labels":                       set("spec.labels", pairs(33, 2, 1)),
+			"a label's key":                   set("spec.labels", pairs(1, 318, 1)),
+			"a label's value":                 set("spec.labels", pairs(1, 1, 64)),
+			"33 annotations":                  set("spec.annotations", pairs(33, 2, 1)),
+			"an annotation's key":             set("spec.annotations", pairs(1, 318, 1)),
+			"an annotation's value":           set("spec.annotations", pairs(1, 1, 1025)),
+			"41 slices":                       set("spec.slices", of(41, slice(1, 1))),
+			"101 ports of a slice":            set("spec.slices", of(1, slice(101, 1))),
+			"101 endpoints of a slice":        set("spec.slices", of(1, slice(1, 101))),
+			"1001 endpoints":                  set("spec.slices", of(11, slice(1, 91))),
+			"a slice without ID":              set("spec.slices.0.id", ""),
+			"a slice with a long ID":          set("spec.slices.0.id", "abcdefghijk"),
+			"no address":                      set(endpoint+".address", ""),
+			"an address that is loopback":     set(endpoint+".address", "127.0.0.1"),
+			"an address that is link-local":   set(endpoint+".address", "169.254.169.254"),
+			"an address that is multicast":    set(endpoint+".address", "224.0.0.1"),
+			"an address of IPv4 in IPv6":      set(endpoint+".address", "::ffff:10.30.1.5"),
+			"an address with a zone":          set(endpoint+".address", "fe80::1%eth0"),
+			"a host name with a dot":          set(endpoint+".hostname", "a.b"),
+			"a zone that controls a terminal": set(endpoint+".zone", "\x1b[2J"),
+		})
+		largest := kit.Must(schema.Unstructured(schema.Examples()[kind]))(t)
+		for at, value := range map[string]any{
+			"spec.slices": of(40, slice(100, 25)), "spec.labels": pairs(32, 317, 63), "spec.annotations": pairs(32, 317, 1024),
+			"spec.ports": of(100, map[string]any{"name": long[1:], "protocol": "SCTP", "port": int64(65535), "appProtocol": strings.Repeat("a", 317)}),
+		} {
+			largest = set(at, value)(largest)
+		}
+		_, err := kinds(t)[kind].Store(t.Context(), encode(t, largest), largest)
+		kit.CheckNoError(t, err, "the largest %s", kind)
+	}
+	refuseAll(t, "ExportedService", map[string]func(map[string]any) map[string]any{
+		"512 peers":        set("spec.peers", slices.Repeat([]any{"b"}, 512)),
+		"a peer of dots":   set("spec.peers.0", "b.c"),
+		"a peer's name":    set("spec.peers.0", long),
+		"a peer of no one": set("spec.peers.0", ""),
+	})
+	refuseAll(t, "ReceivedService", map[string]func(map[string]any) map[string]any{
+		"no hash":                     set("spec.hash", ""),
+		"a hash that is too long":     set("spec.hash", strings.Repeat("a", 27)),
+		"a hash of other characters":  set("spec.hash", "A1"),
+		"a record that is not there":  set("spec", map[string]any{"hash": "a"}),
+		"a service that is no object": set("spec", "x"),
+	})
+}
+
 // A limit that the kernel cannot have, or that lets nothing pass, is refused.
 func TestLimitsOfPlans(t *testing.T) {
 	refuseAll(t, "Peering", map[string]func(map[string]any) map[string]any{
