@@ -22,7 +22,7 @@ func flood(t *testing.T, raw []byte, d time.Duration) int {
 	here, there := net.Pipe()
 	ctx, end := context.WithCancel(t.Context())
 	f := &Feed{cfg: Config{Log: slog.New(slog.DiscardHandler)}, changed: notify.NewSignal(), left: make(chan struct{}), state: State{Peering: side("62", "61")}}
-	f.told, f.store = newTold(), newStore(f.cfg, nil)
+	f.told, f.store = newTold(), newStore(f.cfg)
 	ended := make(chan error, 1)
 	go func() { ended <- f.use(ctx, here) }()
 	go func() { _, _ = io.Copy(io.Discard, there) }()
@@ -76,7 +76,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
 		f := &Feed{cfg: Config{Log: slog.New(slog.DiscardHandler)}, changed: notify.NewSignal(), left: make(chan struct{}), state: State{Peering: side("62", "61")}}
-		f.told, f.store = newTold(), newStore(f.cfg, nil)
+		f.told, f.store = newTold(), newStore(f.cfg)
 		start := time.Now()
 		err := f.use(t.Context(), here)
 		kit.ErrorIf(t, err == nil || time.Since(start) != writeTimeout, "it ends after %s: %v", time.Since(start), err)

@@ -97,7 +97,8 @@ func Start(ctx context.Context, cfg Config, s State) *Feed {
 func (f *Feed) Set(s State) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.state.Peering.Generation != s.Peering.Generation || f.state.Records != s.Records || !reflect.DeepEqual(f.state.Nodes, s.Nodes) {
+	was, is := f.state.Peering, s.Peering
+	if was.UID != is.UID || was.Generation != is.Generation || f.state.Records != s.Records || !reflect.DeepEqual(f.state.Nodes, s.Nodes) {
 		f.state = s
 		f.changed.Send()
 	}
@@ -152,7 +153,7 @@ func (f *Feed) run(ctx context.Context) error {
 	}
 	f.mu.Lock()
 	f.told = newTold()
-	f.store = newStore(f.cfg, view)
+	f.store = newStore(f.cfg)
 	f.receiver = nil
 	f.mu.Unlock()
 	f.refresh(ctx, view)
@@ -198,6 +199,7 @@ func (f *Feed) refresh(ctx context.Context, view *watch.View) {
 	// Lists from the cache fail only if it does not have the kind.
 	_ = view.List(ctx, &exported, watch.Shared)
 	_ = view.List(ctx, &received, watch.Shared)
+	there := byKey(f.cfg.Peering, received.Items)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.told.update(f.cfg.Log, exported.Items, f.state) && f.session != nil {
@@ -210,14 +212,15 @@ func (f *Feed) refresh(ctx context.Context, view *watch.View) {
 		f.store.clear()
 		f.ask(&feed.Message{Type: feed.TypeStop})
 	case f.state.Records && f.receiver == nil:
-		f.receiver = feed.NewReceiver(heldIn(received.Items))
+		f.store.begin(f.state.Peering, there)
+		f.receiver = feed.NewReceiver(lo.MapValues(there, func(r *v1alpha1.ReceivedService, _ string) string { return r.Spec.Hash }))
 		f.ask(f.receiver.Have(time.Now())...)
 	}
 	if f.receiver == nil {
 		return
 	}
 	f.store.setPeering(f.state.Peering)
-	for _, lost := range f.store.compare(received.Items, f.receiver.Held()) {
+	for _, lost := range f.store.compare(there, f.receiver.Held(), f.receiver.IsSynced()) {
 		f.receiver.Forget(lost)
 	}
 }
@@ -228,11 +231,6 @@ func (f *Feed) ask(messages ...*feed.Message) {
 		f.session.queue = append(f.session.queue, messages...)
 		f.session.wake.Send()
 	}
-}
-
-// heldIn returns the hashes of recorded services by their keys.
-func heldIn(received []v1alpha1.ReceivedService) map[string]string {
-	return lo.SliceToMap(received, func(r v1alpha1.ReceivedService) (string, string) { return keyOf(&r), r.Spec.Hash })
 }
 
 // use uses a connection until it ends.

@@ -55,7 +55,7 @@ func start(t *testing.T, p *v1alpha1.Peering, records bool, funcs interceptor.Fu
 	g := &gateway{t: t, api: api, view: &watch.View{Reader: api, Client: api, Changed: notify.NewSignal()}}
 	cfg := Config{Client: api, Log: slog.New(slog.DiscardHandler), Peering: p.Name}
 	g.Feed = &Feed{cfg: cfg, done: make(chan struct{}), changed: notify.NewSignal(), left: make(chan struct{}), state: State{Peering: p, Records: records}}
-	g.told, g.store = newTold(), newStore(cfg, g.view)
+	g.told, g.store = newTold(), newStore(cfg)
 	g.refresh(t.Context(), g.view)
 	go g.store.write(t.Context(), g.changed)
 	go g.follow(t.Context(), g.view)
@@ -209,7 +209,7 @@ func TestHostileRecords(t *testing.T) {
 		g.view.Changed.Send()
 		_, refused := g.store.numbers()
 		return lo.Ternary(refused[services.RefusedNamespace] == 3 && refused[services.RefusedName] == 1 && refused[services.RefusedRecord] == 1 &&
-			refused[services.RefusedAddress] == 1 && refused[services.RefusedLimit] == 7 && strings.Contains(g.recorded(), "peer.many.s0=10.61.1.5"), "", fmt.Sprint(refused))
+			refused[services.RefusedAddress] == 1 && refused[services.RefusedLimit] == 2 && strings.Contains(g.recorded(), "peer.many.s0=10.61.1.5"), "", fmt.Sprint(refused))
 	})
 	kit.ErrorIf(t, strings.Contains(g.recorded(), "kube-system") || strings.Contains(g.recorded(), "10.62."), "%s", g.recorded())
 }

@@ -1,8 +1,12 @@
 package feed
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,10 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/liqonet/liqonet/agent/loop"
-	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/services"
 	"github.com/liqonet/liqonet/pkg/services/feed"
@@ -29,53 +30,117 @@ const (
 	writesPerSecond, writesAtOnce = 100, 500
 	// settle is how long the cache may take to show a write.
 	settle = 2 * time.Second
-	// manager is the field manager of ReceivedServices. It is the same for all gateways of a peering, so that the next one
-	// removes fields that the previous one has written.
-	manager = "liqonet-feed"
+	// The pauses before a write is repeated double from firstRetry. What the API server refuses is repeated, too: it may not
+	// know the peering's ranges yet.
+	firstRetry, lastRetry, lastRetryOfRefused = time.Second, 10 * time.Second, 5 * time.Minute
+	// maxRefusals is how often a record may be refused before the object of the one before it is deleted.
+	maxRefusals = 3
+	// maxBytes is the maximum size of all records of a peer, as JSON.
+	maxBytes = 32 << 20
+	// logInterval is the minimum time between two log entries about the peer's services.
+	logInterval = 10 * time.Second
 )
 
 // store records what the peer tells.
 type store struct {
 	cfg  Config
-	view *watch.View
 	rate *rate.Limiter
+	logs rate.Sometimes
 
 	mu      sync.Mutex
 	peering *v1alpha1.Peering
-	// learned are the services that the peer has told since this gateway began to record, as it told them.
-	learned map[string]feed.Change
-	// endpoints is how many endpoints each of them has, and total their sum.
-	endpoints map[string]int
-	total     int
-	// dirty are the services whose objects have to be written or deleted, since when, and wake is sent when there are some.
+	entries map[string]*entry
+	// used is the sum of all entries that are recorded, or are to be.
+	used usage
+	// dirty is when objects have to be written or deleted, by key. wake is sent when there are some.
 	dirty map[string]time.Time
 	wake  notify.Signal
 	// written is when each object was written, until the cache shows it.
 	written map[string]time.Time
-	// refused are services that are not recorded, by reason, and counts how often that happened.
-	refused map[string]string
-	counts  map[string]int
-	stored  int
+	// counts is how often something was refused, by reason.
+	counts map[string]int
+	stored int
 }
 
-func newStore(cfg Config, view *watch.View) *store {
-	s := &store{cfg: cfg, view: view, rate: rate.NewLimiter(writesPerSecond, writesAtOnce), wake: notify.NewSignal(), counts: map[string]int{}}
+// entry is what is known of one service. It is replaced, not changed, by what the peer tells.
+type entry struct {
+	hash string
+	// record is nil if it is refused, if the peer does not export the service anymore, or if the entry is inherited.
+	record *v1alpha1.ServiceRecord
+	// inherited is set if another gateway has recorded the service, and the peer has not told it since.
+	inherited bool
+	// refused is why the service is not recorded.
+	refused string
+	usage   usage
+	// stored is set if there may be an object, and generation is that of its last write.
+	stored     bool
+	generation int64
+	// omitted is how many endpoints were counted as refused.
+	omitted  int
+	failures int
+}
+
+// usage is what is limited.
+type usage struct{ services, endpoints, bytes int }
+
+func usageOf(r *v1alpha1.ServiceRecord) usage {
+	raw, _ := json.Marshal(r) // strings, numbers and addresses always encode
+	return usage{1, lo.SumBy(r.Slices, func(s v1alpha1.RecordSlice) int { return len(s.Endpoints) }), len(raw)}
+}
+
+func (u usage) plus(v usage) usage {
+	return usage{u.services + v.services, u.endpoints + v.endpoints, u.bytes + v.bytes}
+}
+
+func (u usage) minus(v usage) usage {
+	return usage{u.services - v.services, u.endpoints - v.endpoints, u.bytes - v.bytes}
+}
+
+func (u usage) isAllowed() bool {
+	return u.services <= v1alpha1.MaxPeerServices && u.endpoints <= v1alpha1.MaxPeerEndpoints && u.bytes <= maxBytes
+}
+
+// counts reports whether an entry is within the limits of the peer.
+func (e *entry) counts() bool { return e.record != nil || e.inherited }
+
+func newStore(cfg Config) *store {
+	s := &store{
+		cfg: cfg, rate: rate.NewLimiter(writesPerSecond, writesAtOnce), logs: rate.Sometimes{Interval: logInterval},
+		wake: notify.NewSignal(), counts: map[string]int{},
+	}
 	s.clear()
 	return s
 }
 
-// clear forgets everything that is not in objects.
+// clear forgets everything that is not in objects. The result of a write that is not finished has no effect.
 func (s *store) clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.learned, s.endpoints, s.total = map[string]feed.Change{}, map[string]int{}, 0
-	s.dirty, s.written, s.refused = map[string]time.Time{}, map[string]time.Time{}, map[string]string{}
+	s.entries, s.used = map[string]*entry{}, usage{}
+	s.dirty, s.written = map[string]time.Time{}, map[string]time.Time{}
 }
 
-// keyOf returns the key of a recorded service.
-func keyOf(r *v1alpha1.ReceivedService) string {
-	_, key, _ := strings.Cut(r.Name, ".")
-	return key
+// begin begins to record, with the objects that another gateway has written.
+func (s *store) begin(p *v1alpha1.Peering, there map[string]*v1alpha1.ReceivedService) {
+	s.clear()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.peering = p
+	for k, r := range there {
+		e := &entry{hash: r.Spec.Hash, inherited: true, usage: usageOf(&r.Spec.ServiceRecord), stored: true, generation: r.Generation}
+		s.entries[k], s.used = e, s.used.plus(e.usage)
+	}
+}
+
+// byKey returns the objects of a peering's services by their keys.
+func byKey(peering string, received []v1alpha1.ReceivedService) map[string]*v1alpha1.ReceivedService {
+	out := map[string]*v1alpha1.ReceivedService{}
+	for i := range received {
+		if key, is := strings.CutPrefix(received[i].Name, peering+"."); is {
+			out[key] = &received[i]
+		}
+	}
+	return out
 }
 
 // numbers returns how many services are recorded, and how often something was refused, by reason.
@@ -96,19 +161,23 @@ func (s *store) isSettling() bool {
 func (s *store) setPeering(p *v1alpha1.Peering) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.peering != nil && s.peering.Generation == p.Generation && s.peering.UID == p.UID {
+	if s.peering.Generation == p.Generation && s.peering.UID == p.UID {
 		return
 	}
 	s.peering = p
-	for k := range s.learned {
-		delete(s.refused, k)
-		s.markDirty(k)
+	for k, e := range s.entries {
+		if e.record != nil {
+			e.refused, e.failures = "", 0
+			s.markDirty(k)
+		}
 	}
 }
 
+// markDirty makes the object of a service be written at once.
 func (s *store) markDirty(key string) {
-	if _, is := s.dirty[key]; !is {
-		s.dirty[key] = time.Now()
+	now := time.Now()
+	if due, is := s.dirty[key]; !is || due.After(now) {
+		s.dirty[key] = now
 	}
 	s.wake.Send()
 }
@@ -118,145 +187,208 @@ func (s *store) add(changes []feed.Change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range changes {
-		delete(s.refused, c.Key)
-		s.total -= s.endpoints[c.Key]
-		delete(s.endpoints, c.Key)
-		delete(s.learned, c.Key)
-		s.markDirty(c.Key)
-		if c.Record == nil {
-			continue
+		e := &entry{hash: c.Hash, record: c.Record}
+		if before := s.entries[c.Key]; before != nil {
+			e.stored, e.generation = before.stored, before.generation
 		}
-		n := lo.SumBy(c.Record.Slices, func(s v1alpha1.RecordSlice) int { return len(s.Endpoints) })
-		if len(s.learned) >= v1alpha1.MaxPeerServices || s.total+n > v1alpha1.MaxPeerEndpoints {
-			s.refuse(c.Key, services.RefusedLimit)
-			continue
+		s.drop(c.Key)
+		s.entries[c.Key] = e
+		if c.Record != nil {
+			s.admit(c.Key, e)
 		}
-		s.learned[c.Key], s.endpoints[c.Key] = c, n
-		s.total += n
+		switch {
+		case e.record != nil || e.stored:
+			s.markDirty(c.Key)
+			continue
+		case c.Record == nil:
+			delete(s.entries, c.Key)
+		}
+		delete(s.dirty, c.Key)
 	}
+}
+
+// admit refuses a record that is not valid or exceeds a limit.
+func (s *store) admit(key string, e *entry) {
+	if _, reason := services.CheckKey(key); reason != "" {
+		s.refuse(key, e, reason, nil)
+	} else if err := services.Validate(e.record); err != nil {
+		s.refuse(key, e, services.RefusedRecord, err)
+	} else if e.usage = usageOf(e.record); !s.used.plus(e.usage).isAllowed() {
+		s.refuse(key, e, services.RefusedLimit, nil)
+	} else {
+		s.used = s.used.plus(e.usage)
+		return
+	}
+	e.record = nil
 }
 
 // refuse notes that a service is not recorded.
-func (s *store) refuse(key, reason string) {
-	if s.refused[key] != reason {
+func (s *store) refuse(key string, e *entry, reason string, err error) {
+	if e.refused != reason {
 		s.counts[reason]++
 	}
-	if len(s.refused) < 2*v1alpha1.MaxPeerServices {
-		s.refused[key] = reason
-	}
+	e.refused = reason
+	s.logs.Do(func() {
+		s.cfg.Log.Warn("a service of the peer is refused", "service", key, "reason", cmp.Or(err, errors.New(reason)))
+	})
 }
 
 // compare compares the objects with what the peer has told, by its hashes. Objects that others have changed or deleted are written
-// again. It returns the services that this gateway does not know any more.
-func (s *store) compare(received []v1alpha1.ReceivedService, held map[string]string) (lost []string) {
+// again. If all is told, objects of services that were not told are deleted. It returns the services that the peer has to tell again.
+func (s *store) compare(there map[string]*v1alpha1.ReceivedService, held map[string]string, allTold bool) (lost []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stored = len(received)
+	s.stored = len(there)
 	now := time.Now()
 	maps.DeleteFunc(s.written, func(_ string, at time.Time) bool { return now.Sub(at) > settle })
-	there := heldIn(received)
 	for k := range there {
-		if _, has := held[k]; !has {
-			s.check(k)
+		if _, has := held[k]; !has && allTold && !s.isBusy(k) {
+			s.drop(k)
+			s.entries[k] = &entry{stored: true}
+			s.markDirty(k)
 		}
 	}
-	for k, hash := range held {
-		if there[k] == hash || s.refused[k] != "" {
-			continue
-		}
-		if _, knows := s.learned[k]; knows {
-			s.check(k)
-		} else if !s.isBusy(k) {
+	room := s.used
+	for _, k := range slices.Sorted(maps.Keys(held)) {
+		e, obj := lo.FromPtr(s.entries[k]), there[k]
+		switch {
+		case e.refused == services.RefusedLimit:
+			if with := room.plus(e.usage); with.isAllowed() && !e.stored {
+				room = with
+				s.drop(k)
+				lost = append(lost, k)
+			}
+		case e.refused != "" || s.isBusy(k) || obj != nil && obj.Spec.Hash == held[k] && obj.Generation == cmp.Or(e.generation, obj.Generation):
+		case e.record != nil:
+			s.markDirty(k)
+		default:
+			s.drop(k)
 			lost = append(lost, k)
 		}
 	}
 	return lost
 }
 
-// check marks a service whose object differs, unless it was written a moment ago.
-func (s *store) check(key string) {
-	if !s.isBusy(key) {
-		s.markDirty(key)
+// drop removes an entry.
+func (s *store) drop(key string) {
+	if e := s.entries[key]; e != nil && e.counts() {
+		s.used = s.used.minus(e.usage)
 	}
+	delete(s.entries, key)
 }
 
+// isBusy reports whether the object of a service is to be written, or was a moment ago.
 func (s *store) isBusy(key string) bool {
 	_, isDirty := s.dirty[key]
 	_, isWritten := s.written[key]
 	return isDirty || isWritten
 }
 
-// write writes dirty services until ctx ends. If the peer's records are refused, it sends changed.
+// job is a write of an object. Without an object, it is a deletion.
+type job struct {
+	key   string
+	entry *entry
+	obj   *unstructured.Unstructured
+}
+
+// write writes objects that are due until ctx ends, and sends changed after each.
 func (s *store) write(ctx context.Context, changed notify.Signal) {
-	pauses := loop.DialPauses()
 	for {
-		key, obj := s.next()
-		if key == "" {
+		j, wait := s.next()
+		if j == nil {
+			var due <-chan time.Time
+			if wait > 0 {
+				due = time.After(wait)
+			}
 			select {
 			case <-ctx.Done():
 				return
 			case <-s.wake:
+			case <-due:
 			}
 			continue
 		}
 		if s.rate.Wait(ctx) != nil {
 			return
 		}
-		err := s.apply(ctx, key, obj)
-		switch {
-		case ctx.Err() != nil:
+		err := s.apply(ctx, j)
+		if ctx.Err() != nil {
 			return
-		case err == nil:
-			pauses = loop.DialPauses()
-		case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy"):
-			s.cfg.Log.Warn("the API server refuses a service of the peer", "service", key, "error", err)
-			s.mu.Lock()
-			s.refuse(key, services.RefusedRecord)
-			s.mu.Unlock()
-		default:
-			s.cfg.Log.Warn("cannot record a service of the peer", "service", key, "error", err)
-			s.mu.Lock()
-			s.markDirty(key)
-			s.mu.Unlock()
-			if !failure.Pause(ctx, pauses.Step()) {
-				return
-			}
 		}
+		s.finish(j, err)
 		changed.Send()
 	}
 }
 
-// next takes the service that is dirty for longest, and returns its object: nil if it is to be deleted. The key is empty if none is
-// dirty.
-func (s *store) next() (key string, obj *unstructured.Unstructured) {
+// next takes the write that is due for longest. If none is due, it returns how long to wait, 0 if there is none at all.
+func (s *store) next() (*job, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for k, since := range s.dirty {
-		if key == "" || since.Before(s.dirty[key]) || since.Equal(s.dirty[key]) && k < key {
+	key := ""
+	for k, due := range s.dirty {
+		if key == "" || cmp.Or(due.Compare(s.dirty[key]), strings.Compare(k, key)) < 0 {
 			key = k
 		}
 	}
 	if key == "" {
-		return "", nil
+		return nil, 0
+	}
+	now := time.Now()
+	if wait := s.dirty[key].Sub(now); wait > 0 {
+		return nil, wait
 	}
 	delete(s.dirty, key)
-	s.written[key] = time.Now()
-	c, isTold := s.learned[key]
-	if !isTold || s.peering == nil {
-		return key, nil
+	s.written[key] = now
+	e := s.entries[key]
+	j := &job{key: key, entry: e}
+	if e.record == nil || e.stored && e.refused != "" && e.failures >= maxRefusals {
+		return j, 0
 	}
-	k, reason := services.CheckKey(key)
-	if reason != "" {
-		s.refuse(key, reason)
-		return key, nil
+	record, omitted, err := services.FromPeer(e.record, s.peering)
+	lo.Must0(err) // admit has validated it
+	s.counts[services.RefusedAddress] += max(0, omitted-e.omitted)
+	e.omitted = max(omitted, e.omitted)
+	e.stored = true // also if the write fails: the API server may have done it
+	k, _ := services.CheckKey(key)
+	j.obj = received(s.peering, k, &v1alpha1.ReceivedServiceSpec{Hash: e.hash, ServiceRecord: *record})
+	return j, 0
+}
+
+// finish processes the result of a write. What the peer has told since then counts more.
+func (s *store) finish(j *job, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := j.entry
+	if s.entries[j.key] != e {
+		return
 	}
-	record, refused, err := services.FromPeer(c.Record, s.peering)
-	if s.counts[services.RefusedAddress] += refused; err != nil {
-		s.refuse(key, services.RefusedRecord)
-		s.cfg.Log.Warn("a service of the peer is refused", "service", key, "error", err)
-		return key, nil
+	switch {
+	case err == nil && j.obj != nil:
+		e.refused, e.failures, e.generation = "", 0, j.obj.GetGeneration()
+		return
+	case err == nil:
+		if e.stored = false; e.record == nil {
+			if e.refused == "" {
+				delete(s.entries, j.key)
+			}
+			return
+		}
+	case isRefusal(err) && j.obj != nil:
+		e.failures++
+		s.refuse(j.key, e, services.RefusedRecord, err)
+	default:
+		e.failures++
+		s.logs.Do(func() { s.cfg.Log.Warn("cannot record a service of the peer", "service", j.key, "error", err) })
 	}
-	return key, received(s.peering, k, &v1alpha1.ReceivedServiceSpec{Hash: c.Hash, ServiceRecord: *record})
+	longest := lo.Ternary(e.refused != "", lastRetryOfRefused, lastRetry)
+	if _, is := s.dirty[j.key]; !is {
+		s.dirty[j.key] = time.Now().Add(min(firstRetry<<min(e.failures-1, 20), longest))
+	}
+}
+
+// isRefusal reports whether the API server does not accept an object. Policies refuse it as invalid or as forbidden.
+func isRefusal(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 }
 
 // received returns the object to apply.
@@ -276,15 +408,12 @@ func received(p *v1alpha1.Peering, k services.Key, spec *v1alpha1.ReceivedServic
 }
 
 // apply writes or deletes the object of a service.
-func (s *store) apply(ctx context.Context, key string, obj *unstructured.Unstructured) error {
+func (s *store) apply(ctx context.Context, j *job) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	if obj != nil {
-		return s.cfg.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(manager), client.ForceOwnership)
+	if j.obj != nil {
+		return s.cfg.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(j.obj), client.FieldOwner(v1alpha1.FeedManager), client.ForceOwnership)
 	}
-	gone := &v1alpha1.ReceivedService{ObjectMeta: metav1.ObjectMeta{Name: s.cfg.Peering + "." + key}}
-	if err := s.view.Get(ctx, client.ObjectKeyFromObject(gone), &v1alpha1.ReceivedService{}); apierrors.IsNotFound(err) {
-		return nil // most refused services never had an object; if the cache does not show it yet, compare finds it
-	}
+	gone := &v1alpha1.ReceivedService{ObjectMeta: metav1.ObjectMeta{Name: s.cfg.Peering + "." + j.key}}
 	return client.IgnoreNotFound(s.cfg.Client.Delete(ctx, gone))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/services"
@@ -40,7 +40,7 @@ func newWriting(t *testing.T, do func(w *writing, key string, before int) error)
 	w := &writing{t: t, writes: map[string]int{}}
 	w.api = kubetest.NewCluster(t, "a", interceptor.Funcs{
 		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			key := keyOf(&v1alpha1.ReceivedService{ObjectMeta: metav1.ObjectMeta{Name: obj.(interface{ GetName() string }).GetName()}})
+			key := strings.TrimPrefix(obj.(interface{ GetName() string }).GetName(), "peer.")
 			before := w.writes[key]
 			w.writes[key]++
 			if do != nil {
@@ -51,8 +51,8 @@ func newWriting(t *testing.T, do func(w *writing, key string, before int) error)
 			return c.Apply(ctx, obj, opts...)
 		},
 	}).Client
-	w.store = newStore(Config{Client: w.api, Log: slog.New(slog.DiscardHandler), Peering: "peer"}, &watch.View{Reader: w.api, Client: w.api, Changed: notify.NewSignal()})
-	w.setPeering(side("62", "61"))
+	w.store = newStore(Config{Client: w.api, Log: slog.New(slog.DiscardHandler), Peering: "peer"})
+	w.begin(side("62", "61"), nil)
 	return w
 }
 
@@ -87,11 +87,11 @@ func (w *writing) let(d time.Duration) {
 func (w *writing) all() map[string]int {
 	out := map[string]int{}
 	for {
-		key, obj := w.next()
-		if key == "" {
+		j, _ := w.next()
+		if j == nil {
 			return out
 		}
-		out[key] = endpointsOf(obj)
+		out[j.key] = endpointsOf(j.obj)
 	}
 }
 
@@ -123,25 +123,98 @@ func TestFailedWrites(t *testing.T) {
 	})
 }
 
-// What a policy refuses is counted, and not repeated all the time.
+// What a policy refuses is counted, and repeated less and less often. The record before it is used for a short time only.
 func TestPolicyRefuses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWriting(t, func(_ *writing, key string, _ int) error {
-			if key != "shop.web" {
-				return nil
-			}
-			return apierrors.NewForbidden(schema.GroupResource{Resource: "receivedservices"}, "peer.shop.web", errors.New("ValidatingAdmissionPolicy 'x' with binding 'x' denied request"))
+	for name, answer := range map[string]error{
+		"forbidden": apierrors.NewForbidden(schema.GroupResource{Resource: "receivedservices"}, "peer.shop.web", errors.New("ValidatingAdmissionPolicy 'x' with binding 'x' denied request")),
+		"invalid":   apierrors.NewInvalid(schema.GroupKind{Kind: "ReceivedService"}, "peer.shop.web", nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWriting(t, func(_ *writing, key string, before int) error {
+					if key != "shop.web" || before == 0 || before > 5 {
+						return nil
+					}
+					return answer
+				})
+				w.put("shop.web", 1, recordOf("10.61.1.5"))
+				w.put("shop.db", 2, recordOf("10.61.1.6"))
+				w.let(time.Second)
+				w.put("shop.web", 3, recordOf("10.61.1.7"))
+				w.let(2 * time.Second) // writes after 0 and 1 s
+				kit.Check(t, "recorded at first", []string{w.hash("shop.web"), w.hash("shop.db")}, []string{hashOf(1), hashOf(2)})
+				_, refused := w.numbers()
+				kit.Check(t, "refused", refused, map[string]int{services.RefusedRecord: 1})
+				kit.Check(t, "what is asked for again", w.compare(nil, map[string]string{"shop.web": hashOf(3)}, true), nil, kit.Compare)
+				w.let(6 * time.Second) // a write after 3 s, then a deletion instead of one after 7 s
+				kit.Check(t, "recorded then", w.hash("shop.web"), "")
+				kit.Check(t, "writes", w.writes["shop.web"], 4)
+				w.let(time.Minute)
+				kit.Check(t, "recorded once it is allowed", w.hash("shop.web"), hashOf(3))
+				_, refused = w.numbers()
+				kit.Check(t, "refused in the end", refused, map[string]int{services.RefusedRecord: 1})
+			})
 		})
-		w.put("shop.web", 1, recordOf("10.61.1.5"))
-		w.put("shop.db", 2, recordOf("10.61.1.6"))
-		w.let(10 * time.Second)
-		kit.Check(t, "recorded", []string{w.hash("shop.web"), w.hash("shop.db")}, []string{"", hashOf(2)})
-		kit.Check(t, "writes", w.writes["shop.web"], 1)
-		_, refused := w.numbers()
-		kit.Check(t, "refused", refused, map[string]int{services.RefusedRecord: 1})
-		lost := w.compare(nil, map[string]string{"shop.web": hashOf(1)})
-		kit.Check(t, "what is asked for again", lost, nil, kit.Compare)
-	})
+	}
+}
+
+// What a peer tells and takes back before it is written leaves nothing.
+func TestServicesThatComeAndGo(t *testing.T) {
+	w := newWriting(t, nil)
+	for i := range 3 * v1alpha1.MaxPeerServices {
+		key := fmt.Sprint("shop.s", i)
+		w.put(key, i, recordOf("10.61.1.5"))
+		w.add([]feed.Change{{Key: key}, {Key: "no key"}})
+	}
+	kit.Check(t, "left", []int{len(w.entries), len(w.dirty), w.used.services, w.used.endpoints, w.used.bytes}, []int{0, 0, 0, 0, 0})
+	_, refused := w.numbers()
+	kit.Check(t, "refused", refused, nil, kit.Compare)
+}
+
+// What another gateway has recorded counts for the limits. What others change in it is told again.
+func TestInherited(t *testing.T) {
+	w := newWriting(t, nil)
+	objectOf := func(n int, r *v1alpha1.ServiceRecord) *v1alpha1.ReceivedService {
+		return &v1alpha1.ReceivedService{ObjectMeta: metav1.ObjectMeta{Generation: 1}, Spec: v1alpha1.ReceivedServiceSpec{Hash: hashOf(n), ServiceRecord: *r}}
+	}
+	there, held := map[string]*v1alpha1.ReceivedService{}, map[string]string{}
+	for i := range v1alpha1.MaxPeerEndpoints / v1alpha1.MaxRecordEndpoints {
+		key := fmt.Sprint("shop.s", i)
+		there[key], held[key] = objectOf(i, recordWith("10.61.0.1", v1alpha1.MaxRecordEndpoints)), hashOf(i)
+	}
+	w.begin(side("62", "61"), there)
+	kit.Check(t, "lost", w.compare(there, held, false), nil, kit.Compare)
+	w.put("shop.more", 1000, recordOf("10.61.0.1"))
+	_, refused := w.numbers()
+	kit.Check(t, "refused", refused, map[string]int{services.RefusedLimit: 1})
+	w.add([]feed.Change{{Key: "shop.s0"}})
+	w.put("shop.more", 1000, recordOf("10.61.0.1"))
+	kit.Check(t, "to write", w.all(), map[string]int{"shop.s0": -1, "shop.more": 1})
+	delete(held, "shop.s0")
+	edited := *there["shop.s1"]
+	edited.Generation = 2
+	there["shop.s1"] = &edited
+	kit.Check(t, "edited", w.compare(there, held, false), []string{"shop.s1"})
+	delete(held, "shop.s1")
+	kit.Check(t, "before all is told", w.all(), nil, kit.Compare)
+	w.compare(there, held, true)
+	kit.Check(t, "when all is told", w.all(), map[string]int{"shop.s1": -1})
+}
+
+// The size of all records is limited, too.
+func TestLimitOfBytes(t *testing.T) {
+	w := newWriting(t, nil)
+	large := recordOf("10.61.1.5")
+	large.Annotations = map[string]string{}
+	for i := range 32 {
+		large.Annotations[fmt.Sprintf("example.com/%040d", i)] = strings.Repeat("x", 1024)
+	}
+	for i := range v1alpha1.MaxPeerServices {
+		w.put(fmt.Sprint("shop.s", i), i, large)
+	}
+	most := maxBytes / usageOf(large).bytes
+	kit.ErrorIf(t, most > v1alpha1.MaxPeerServices/2, "the records are too small for this test: %d fit", most)
+	kit.Check(t, "services", len(w.all()), most)
 }
 
 // A change that arrives while an earlier one is written counts, whatever becomes of the earlier one.
@@ -164,7 +237,7 @@ func TestChangeDuringAWrite(t *testing.T) {
 				w.let(time.Minute)
 				kit.Check(t, "recorded", w.hash("shop.web"), hashOf(2))
 				// If someone deletes it, it is written again.
-				w.compare(nil, map[string]string{"shop.web": hashOf(2)})
+				w.compare(nil, map[string]string{"shop.web": hashOf(2)}, true)
 				kit.Check(t, "to write", w.all(), map[string]int{"shop.web": 1})
 			})
 		})
@@ -198,15 +271,15 @@ func TestLimitOfEndpoints(t *testing.T) {
 	w.put("shop.none", 1000, recordWith("10.61.0.1", 0))
 	w.put("shop.more", 1001, recordWith("10.61.0.1", 1))
 	written := w.all()
-	kit.Check(t, "services", len(written), full+2)
-	kit.Check(t, "those at the limit", []int{written["shop.s0"], written["shop.none"], written["shop.more"]}, []int{v1alpha1.MaxRecordEndpoints, 0, -1})
+	kit.Check(t, "services", len(written), full+1)
+	kit.Check(t, "those at the limit", []int{written["shop.s0"], written["shop.none"]}, []int{v1alpha1.MaxRecordEndpoints, 0})
 	_, refused := w.numbers()
 	kit.Check(t, "refused", refused, map[string]int{services.RefusedLimit: 1})
 	// Room that becomes free is used: the peer is asked for what was left out.
 	w.put("shop.s0", 1002, recordWith("10.61.0.1", 10))
 	kit.Check(t, "smaller", w.all(), map[string]int{"shop.s0": 10})
 	w.written = map[string]time.Time{}
-	kit.Check(t, "to ask for", w.compare(nil, map[string]string{"shop.more": hashOf(1001)}), []string{"shop.more"})
+	kit.Check(t, "to ask for", w.compare(nil, map[string]string{"shop.more": hashOf(1001)}, true), []string{"shop.more"})
 	w.put("shop.more", 1001, recordWith("10.61.0.1", 1))
 	kit.Check(t, "what was left out", w.all(), map[string]int{"shop.more": 1})
 }
@@ -235,22 +308,22 @@ func TestCompare(t *testing.T) {
 	w.put("shop.web", 1, recordOf("10.61.1.5"))
 	w.put("shop.db", 2, recordOf("10.61.1.6"))
 	kit.Check(t, "at first", len(w.all()), 2)
-	there := func(hashes map[string]int) (out []v1alpha1.ReceivedService) {
-		for key, n := range hashes {
-			out = append(out, v1alpha1.ReceivedService{ObjectMeta: metav1.ObjectMeta{Name: "peer." + key}, Spec: v1alpha1.ReceivedServiceSpec{Hash: hashOf(n)}})
-		}
-		return out
+	there := func(hashes map[string]int) map[string]*v1alpha1.ReceivedService {
+		return lo.MapValues(hashes, func(n int, _ string) *v1alpha1.ReceivedService {
+			return &v1alpha1.ReceivedService{Spec: v1alpha1.ReceivedServiceSpec{Hash: hashOf(n)}}
+		})
 	}
 	held := map[string]string{"shop.web": hashOf(1), "shop.db": hashOf(2), "shop.old": hashOf(3), "shop.lost": hashOf(4)}
 	old := map[string]int{"shop.web": 9, "shop.old": 3, "shop.gone": 5}
-	lost := w.compare(there(old), held)
+	kit.Check(t, "before all is told", [2]int{len(w.compare(there(old), held, false)), len(w.all())}, [2]int{1, 0})
+	lost := w.compare(there(old), held, true)
 	kit.Check(t, "lost", lost, []string{"shop.lost"})
 	kit.Check(t, "what was written a moment ago", w.all(), map[string]int{"shop.gone": -1})
 	w.written = map[string]time.Time{}
 	delete(held, "shop.lost")
-	kit.Check(t, "lost later", w.compare(there(old), held), nil, kit.Compare)
+	kit.Check(t, "lost later", w.compare(there(old), held, true), nil, kit.Compare)
 	kit.Check(t, "later", w.all(), map[string]int{"shop.web": 1, "shop.db": 1, "shop.gone": -1})
 	w.written = map[string]time.Time{}
-	kit.Check(t, "lost at last", w.compare(there(map[string]int{"shop.web": 1, "shop.db": 2, "shop.old": 3}), held), nil, kit.Compare)
+	kit.Check(t, "lost at last", w.compare(there(map[string]int{"shop.web": 1, "shop.db": 2, "shop.old": 3}), held, true), nil, kit.Compare)
 	kit.Check(t, "at last", w.all(), nil, kit.Compare)
 }

@@ -1,7 +1,7 @@
 package feed
 
 import (
-	"encoding/json"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -20,24 +20,31 @@ import (
 type told struct {
 	// services are what is told, by key.
 	services map[string]feed.Told
-	// from has the versions of the objects from which these were made, by name. Unchanged ones are not translated again.
-	from map[string]string
-	// generation and nodes are the rest of what they were made from.
-	generation int64
-	nodes      map[netip.Addr]bool
+	// from has all exported services, also those beyond the limits. Unchanged ones are not translated again.
+	from map[string]translated
+	// peering is the version of the Peering, and nodes are the nodes from which these were made.
+	peering string
+	nodes   map[netip.Addr]bool
 	// omitted are the services beyond the limits, for the log.
 	omitted []string
 }
 
-func newTold() told { return told{services: map[string]feed.Told{}, from: map[string]string{}} }
+// translated is a service with the version of the object from which it was made.
+type translated struct {
+	feed.Told
+	version string
+}
+
+func newTold() told { return told{services: map[string]feed.Told{}} }
 
 // update translates the exported services, and reports whether anything has changed. The map of services is replaced, not
 // changed: a sender may be reading it.
 func (t *told) update(log *slog.Logger, exported []v1alpha1.ExportedService, s State) (changed bool) {
-	all := t.generation != s.Peering.Generation || !reflect.DeepEqual(t.nodes, s.Nodes)
+	peering := fmt.Sprintf("%s %d", s.Peering.UID, s.Peering.Generation)
+	all := t.peering != peering || !reflect.DeepEqual(t.nodes, s.Nodes)
 	before := t.services
-	t.generation, t.nodes = s.Peering.Generation, s.Nodes
-	from, out := map[string]string{}, map[string]feed.Told{}
+	t.peering, t.nodes = peering, s.Nodes
+	from, out := map[string]translated{}, map[string]feed.Told{}
 	slices.SortFunc(exported, func(a, b v1alpha1.ExportedService) int { return strings.Compare(a.Name, b.Name) })
 	endpoints := 0
 	var omitted []string
@@ -47,18 +54,19 @@ func (t *told) update(log *slog.Logger, exported []v1alpha1.ExportedService, s S
 			continue
 		}
 		version := string(e.UID) + " " + e.ResourceVersion
-		this, known := before[e.Name]
-		if all || !known || t.from[e.Name] != version {
+		this := t.from[e.Name]
+		if all || this.version != version {
 			record, _ := services.ToPeer(&e.Spec.ServiceRecord, s.Peering, s.Nodes)
-			this = feed.Told{Hash: feed.SentHash(record, s.Peering), Record: record}
+			this.Told, this.version = feed.NewTold(record, s.Peering), version
 		}
+		from[e.Name] = this
 		n := lo.SumBy(this.Record.Slices, func(s v1alpha1.RecordSlice) int { return len(s.Endpoints) })
-		if len(out) >= v1alpha1.MaxPeerServices || endpoints+n > v1alpha1.MaxPeerEndpoints || tooLarge(this.Record) {
+		if len(out) >= v1alpha1.MaxPeerServices || endpoints+n > v1alpha1.MaxPeerEndpoints || this.IsTooLarge {
 			omitted = append(omitted, e.Name)
 			continue
 		}
 		endpoints += n
-		out[e.Name], from[e.Name] = this, version
+		out[e.Name] = this.Told
 	}
 	if !slices.Equal(omitted, t.omitted) && len(omitted) > 0 {
 		log.Warn("services exceed the limits, and the peer does not learn them", "services", omitted[:min(len(omitted), 5)], "number", len(omitted))
@@ -69,10 +77,4 @@ func (t *told) update(log *slog.Logger, exported []v1alpha1.ExportedService, s S
 	}
 	t.services = out
 	return true
-}
-
-// tooLarge reports whether a record does not fit into a message.
-func tooLarge(r *v1alpha1.ServiceRecord) bool {
-	raw, _ := json.Marshal(r) // strings, numbers and addresses always encode
-	return len(raw) > feed.MaxRecordBytes
 }

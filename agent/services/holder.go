@@ -26,7 +26,9 @@ type holder struct {
 // held is the state of one peer.
 type held struct {
 	connected, withdrawn bool
-	timer                *time.Timer
+	// timer withdraws the endpoints in the outage with this number. An earlier timer may run although it was stopped.
+	timer  *time.Timer
+	outage int
 	// recent are the times of the last withdrawals.
 	recent []time.Time
 }
@@ -35,8 +37,8 @@ func newHolder(changed func(peering string)) *holder {
 	return &holder{changed: changed, peers: map[string]*held{}}
 }
 
-// restore says what another controller has left of a peer's endpoints, before the first set: whether they are withdrawn. Of other peers,
-// no endpoints are used before they are connected.
+// restore says what another controller has left of a peer's endpoints, before the first set: whether they are withdrawn. The endpoints
+// of other peers are withdrawn until these are connected.
 func (h *holder) restore(peering string, withdrawn bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -47,7 +49,7 @@ func (h *holder) restore(peering string, withdrawn bool) {
 func (h *holder) of(peering string) *held {
 	p := h.peers[peering]
 	if p == nil {
-		p = &held{}
+		p = &held{withdrawn: true}
 		h.peers[peering] = p
 	}
 	return p
@@ -67,7 +69,9 @@ func (h *holder) set(peering string, connected bool) {
 			p.timer.Stop()
 		}
 	case was && !p.withdrawn:
-		p.timer = time.AfterFunc(p.hold(), func() { h.expire(peering) })
+		p.outage++
+		n := p.outage
+		p.timer = time.AfterFunc(p.hold(), func() { h.expire(peering, p, n) })
 	}
 	h.mu.Unlock()
 	if changes {
@@ -93,11 +97,10 @@ func (p *held) hold() time.Duration {
 	return d
 }
 
-// expire withdraws a peer's endpoints, unless it is connected again.
-func (h *holder) expire(peering string) {
+// expire withdraws a peer's endpoints, unless its outage is over.
+func (h *holder) expire(peering string, p *held, outage int) {
 	h.mu.Lock()
-	p := h.peers[peering]
-	withdraws := p != nil && !p.connected && !p.withdrawn
+	withdraws := h.peers[peering] == p && p.outage == outage && !p.connected && !p.withdrawn
 	if withdraws {
 		p.withdrawn = true
 		p.recent = append(p.recent, time.Now())
@@ -123,7 +126,7 @@ func (h *holder) isWithdrawn(peering string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p := h.peers[peering]
-	return p != nil && p.withdrawn
+	return p == nil || p.withdrawn
 }
 
 // withdrawn returns how many peers' endpoints are withdrawn.

@@ -1,6 +1,7 @@
 package services
 
 import (
+	"maps"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,24 +89,21 @@ func put[K, V comparable](in map[K]map[V]bool, k K, v V) {
 	in[k][v] = true
 }
 
-// get returns the names in one map of the index. Those that are not kept are removed from it.
+// get passes the names in one map of the index to keep, and removes those for which it returns false. The cache has an object before
+// the index does. So with the lock held, no object can come between keep's look into the cache and the removal.
 func (x *index) get(in map[services.Key]map[string]bool, k services.Key, keep func(name string) bool) {
 	x.mu.Lock()
-	names := make([]string, 0, len(in[k]))
-	for name := range in[k] {
-		names = append(names, name)
+	defer x.mu.Unlock()
+	if maps.DeleteFunc(in[k], func(name string, _ bool) bool { return !keep(name) }); len(in[k]) == 0 {
+		delete(in, k)
 	}
-	x.mu.Unlock()
-	for _, name := range names {
-		if keep(name) {
-			continue
-		}
-		x.mu.Lock()
-		if delete(in[k], name); len(in[k]) == 0 {
-			delete(in, k)
-		}
-		x.mu.Unlock()
-	}
+}
+
+// has reports whether there is anything of a service but a Service with its slices.
+func (x *index) has(k services.Key) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.namespaces[k.Namespace][k]
 }
 
 // in returns the services of a namespace, or of all namespaces if it is empty.
@@ -132,6 +130,13 @@ func (x *index) of(peering string) (out []services.Key) {
 		}
 	}
 	return out
+}
+
+// remember adds a service again that was forgotten too early.
+func (x *index) remember(k services.Key) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	put(x.namespaces, k.Namespace, k)
 }
 
 // forget forgets a service of which nothing is left.

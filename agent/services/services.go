@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -117,8 +118,9 @@ type controller struct {
 	queues *queues
 	holder *holder
 	writes *rate.Limiter
-	// restored is set once it is known what the last controller has left.
-	restored atomic.Bool
+	// restored is set once it is known what the last controller has left. following is held while one peering is looked at.
+	restored  atomic.Bool
+	following sync.Mutex
 	// clusterID is the UID of kube-system. Objects that were made for another one are copies.
 	clusterID string
 }
@@ -184,8 +186,10 @@ func (o *controller) observe(obj client.Object) {
 		o.observePeering(obj.Name)
 	default:
 		if k, source, is := keysOf(obj); is {
-			o.index.add(obj, k, source)
-			o.queues.add(source, k)
+			// Most Services have no export, and nobody else's export either.
+			if o.index.add(obj, k, source); o.index.has(k) {
+				o.queues.add(source, k)
+			}
 		}
 	}
 }
@@ -232,6 +236,8 @@ func (o *controller) restore(ctx context.Context) {
 
 // followPeering says whether a peer is connected. What the cache has counts: an event may be older.
 func (o *controller) followPeering(name string) {
+	o.following.Lock()
+	defer o.following.Unlock()
 	p := &v1alpha1.Peering{}
 	if o.view.Get(context.Background(), client.ObjectKey{Name: name}, p) != nil || p.Spec.Services == nil || !p.DeletionTimestamp.IsZero() {
 		o.holder.forget(name)

@@ -147,38 +147,58 @@ func servicesDeployment(a Agents, labels map[string]string) *appsv1.Deployment {
 // servicesTolerations let the controller move soon from a node that is lost.
 func servicesTolerations() []corev1.Toleration { return GatewayTolerations(nil, 1) }
 
-const (
-	// reservedNamespaces is true for a namespace n that takes part in no exchange: see services.IsReserved.
-	reservedNamespace = "(n.startsWith('kube-') || n == '" + v1alpha1.Namespace + "')"
-	// plainMetadata is true if a write adds no finalizer, owner or annotation, except those given.
-	plainMetadata = "(object == null || object.metadata.?finalizers.orValue([]).all(f, f in variables.was.?finalizers.orValue([])) && " +
-		"object.metadata.?ownerReferences.orValue([]).all(o, o in variables.was.?ownerReferences.orValue([])))"
-)
+// reservedNamespace is true for a namespace n that takes part in no exchange: see services.IsReserved.
+const reservedNamespace = "(n.startsWith('kube-') || n == '" + v1alpha1.Namespace + "')"
 
 // ServicesPolicies limit what the controller of services, and gateways that exchange services, may write. RBAC cannot distinguish the
 // Services that the controller makes from all others.
+//
+// A policy that reads the ledger fails for everybody's writes while there is none: the API server finds its parameter before it looks at
+// who writes. So these policies do nothing but compare addresses, and concern only objects of ours.
 func ServicesPolicies() []Object {
 	labels := ServicesLabels()
-	return slices.Concat(controllerPolicy(labels), endpointsPolicy(labels), receivedPolicy(labels))
+	return slices.Concat(controllerPolicy(labels), sliceRangesPolicy(labels), receivedPolicy(labels), receivedRangesPolicy(labels))
 }
 
 func byController() admissionv1.MatchCondition {
 	return admissionv1.MatchCondition{Name: "services-controller", Expression: "request.userInfo.username == '" + accounts + v1alpha1.ServicesName + "'"}
 }
 
-// controllerPolicy limits the controller's Services and ServiceImports to those that it makes.
+// controllerPolicy limits the controller's objects to those that it makes.
 func controllerPolicy(labels map[string]string) []Object {
 	variables := []admissionv1.Variable{
 		{Name: "both", Expression: "[object, oldObject].filter(o, o != null)"},
 		{Name: "was", Expression: "oldObject == null ? {} : oldObject.metadata"},
+		{Name: "owners", Expression: fmt.Sprintf(fieldOwnersOf, "object")},
+		{Name: "ownersBefore", Expression: fmt.Sprintf(fieldOwnersOf, "oldObject")},
 	}
 	isOurs := fmt.Sprintf("variables.both.all(o, o.metadata.?labels[?'%s'].orValue('') == '%s' && o.metadata.?labels[?'%s'].orValue('') != '')", v1alpha1.LabelManagedBy, v1alpha1.FieldManager, mcs.LabelServiceName)
-	common := []admissionv1.Validation{
+	exports := guard("== 'serviceexports'", []admissionv1.Validation{{
+		Expression: fmt.Sprintf(ownersKept, "a.id in ['Apply', 'Update'].map(o, '"+v1alpha1.ServicesManager+" ' + o + ' ' + object.apiVersion + ' status')"),
+		Message:    "the controller of services may not change who owns fields of a ServiceExport",
+	}})
+	own := guard("!= 'serviceexports'", []admissionv1.Validation{
 		{Expression: "[request.?namespace.orValue('')].all(n, !" + reservedNamespace + ")", Message: "the controller of services writes nothing in this namespace"},
-		{Expression: plainMetadata, Message: "the controller of services may add no finalizer or owner"},
-	}
+		{
+			Expression: "object == null || object.metadata.?finalizers.orValue([]).all(f, f in variables.was.?finalizers.orValue([])) && " +
+				"object.metadata.?ownerReferences.orValue([]).all(o, o in variables.was.?ownerReferences.orValue([])) && object.metadata.?managedFields.orValue([]).all(f, " + validTime + ")",
+			Message: "the controller of services may add no finalizer or owner",
+		},
+	})
+	conditions := []admissionv1.Validation{{
+		Expression: "request.?subResource.orValue('') != 'status' || object.?status.conditions.orValue([]).all(c, timestamp(c.lastTransitionTime) < timestamp('9999-01-01T00:00:00Z'))",
+		Message:    "a condition has a time that nobody can read",
+	}}
 	imports := guard("== 'serviceimports'", []admissionv1.Validation{
 		{Expression: isOurs, Message: "the controller of services may write only ServiceImports that it has made"},
+	})
+	endpoints := guard("== 'endpointslices'", []admissionv1.Validation{
+		{
+			Expression: fmt.Sprintf("variables.both.all(o, o.metadata.name.startsWith('derived-') && o.metadata.?labels[?'%s'].orValue('') == '%s' && "+
+				"o.metadata.?labels[?'%s'].orValue('derived-0000000000').matches('^derived-[a-z0-9]{10}$'))", discoveryv1.LabelManagedBy, v1alpha1.ServicesManager, discoveryv1.LabelServiceName),
+			Message: "the controller of services may write only EndpointSlices that it has made",
+		},
+		{Expression: "object == null || " + endpointsOfSlice + ".all(e, !has(e.targetRef))", Message: "the endpoints refer to no objects"},
 	})
 	services := guard("== 'services'", []admissionv1.Validation{
 		{
@@ -197,15 +217,20 @@ func controllerPolicy(labels map[string]string) []Object {
 	})
 	p, binding := policyObjects("liqonet-services", labels, byController(), []admissionv1.NamedRuleWithOperations{
 		rule("", "services", opCreate, opUpdate, opDelete),
+		rule(discoveryv1.GroupName, "endpointslices", opCreate, opUpdate, opDelete),
 		rule(mcs.GroupName, "serviceimports", opCreate, opUpdate, opDelete),
 		rule(mcs.GroupName, "serviceimports/status", opUpdate),
+		rule(mcs.GroupName, "serviceexports/status", opUpdate),
 		rule(v1alpha1.GroupVersion.Group, "exportedservices", opCreate, opUpdate, opDelete),
-	}, variables, slices.Concat(common, imports, services))
+	}, variables, slices.Concat(own, conditions, exports, imports, endpoints, services))
 	return []Object{p, binding}
 }
 
+// endpointsOfSlice are the endpoints of an EndpointSlice. The list may be null.
+const endpointsOfSlice = "(has(object.endpoints) && dyn(object.endpoints) != null ? object.endpoints : [])"
+
 // ledgerRanges are the variables of policies that compare addresses with the ledger: the ranges by which this cluster knows a peer, which
-// is the entry e for which %s is true.
+// is the entry e for which isPeer is true.
 func ledgerRanges(isPeer string) []admissionv1.Variable {
 	return []admissionv1.Variable{
 		{Name: "peers", Expression: "params.spec.?peers.orValue([]).filter(e, " + isPeer + ")"},
@@ -214,42 +239,40 @@ func ledgerRanges(isPeer string) []admissionv1.Variable {
 	}
 }
 
-// endpointsPolicy limits the controller's EndpointSlices to those that it makes, with addresses of the cluster from which they come.
-func endpointsPolicy(labels map[string]string) []Object {
+// sliceRangesPolicy limits the addresses in the controller's EndpointSlices to those of the cluster from which they come.
+func sliceRangesPolicy(labels map[string]string) []Object {
 	variables := append([]admissionv1.Variable{
-		{Name: "both", Expression: "[object, oldObject].filter(o, o != null)"},
-		{Name: "was", Expression: "oldObject == null ? {} : oldObject.metadata"},
-		{Name: "source", Expression: fmt.Sprintf("object == null ? '' : object.metadata.?labels[?'%s'].orValue('')", mcs.LabelSourceCluster)},
-		{Name: "isOwn", Expression: "variables.source == params.spec.?services.?id.orValue('')"},
+		{Name: "source", Expression: fmt.Sprintf("object.metadata.?labels[?'%s'].orValue('')", mcs.LabelSourceCluster)},
+		{Name: "isOwn", Expression: "variables.source != '' && variables.source == params.spec.?services.?id.orValue('')"},
 	}, ledgerRanges("e.?servicesID.orValue('') == variables.source && variables.source != ''")...)
-	return withLedger(policyObjects("liqonet-services-endpoints", labels, byController(), []admissionv1.NamedRuleWithOperations{
-		rule(discoveryv1.GroupName, "endpointslices", opCreate, opUpdate, opDelete),
-	}, variables, []admissionv1.Validation{
-		{Expression: "[request.?namespace.orValue('')].all(n, !" + reservedNamespace + ")", Message: "the controller of services writes nothing in this namespace"},
-		{Expression: plainMetadata, Message: "the controller of services may add no finalizer or owner"},
-		{
-			Expression: fmt.Sprintf("variables.both.all(o, o.metadata.name.startsWith('derived-') && o.metadata.?labels[?'%s'].orValue('') == '%s' && "+
-				"o.metadata.?labels[?'%s'].orValue('derived-0000000000').matches('^derived-[a-z0-9]{10}$'))", discoveryv1.LabelManagedBy, v1alpha1.ServicesManager, discoveryv1.LabelServiceName),
-			Message: "the controller of services may write only EndpointSlices that it has made",
-		},
-		{
-			Expression: "object == null || variables.isOwn || object.?endpoints.orValue([]).all(e, !has(e.nodeName) && e.addresses.all(a, isIP(a) && variables.ranges.exists(r, r.containsIP(a))))",
-			Message:    "an endpoint of a peer has an address that is not in the peer's ranges, or is on a node of this cluster",
-		},
-		{Expression: "object == null || object.?endpoints.orValue([]).all(e, !has(e.targetRef))", Message: "the endpoints refer to no objects"},
-	}))
+	p, binding := policyObjects("liqonet-services-ranges", labels, byController(), []admissionv1.NamedRuleWithOperations{
+		rule(discoveryv1.GroupName, "endpointslices", opCreate, opUpdate),
+	}, variables, []admissionv1.Validation{{
+		Expression: "variables.isOwn || " + endpointsOfSlice + ".all(e, !has(e.nodeName) && e.addresses.all(a, isIP(a) && variables.ranges.exists(r, r.containsIP(a))))",
+		Message:    "an endpoint of a peer has an address that is not in the peer's ranges, or is on a node of this cluster",
+	}})
+	// The controller writes no others: see controllerPolicy.
+	p.Spec.MatchConstraints.ObjectSelector = &metav1.LabelSelector{MatchLabels: map[string]string{discoveryv1.LabelManagedBy: v1alpha1.ServicesManager}}
+	return withLedger(p, binding)
 }
 
-// receivedPolicy limits gateways' ReceivedServices to those of their own Peering, with addresses of that peer.
-func receivedPolicy(labels map[string]string) []Object {
+// feeding returns the gateways of all peerings as writers of ReceivedServices.
+func feeding() writer {
 	by := gateway()
-	variables := slices.Concat(by.variables, []admissionv1.Variable{
+	by.owner = fmt.Sprintf("o.kind == 'Peering' && o.apiVersion == '%s' && o.name == variables.peering && !o.?controller.orValue(false) && !o.?blockOwnerDeletion.orValue(false)", v1alpha1.GroupVersion)
+	by.manager = "m == '" + v1alpha1.FeedManager + "'"
+	return by
+}
+
+// receivedPolicy limits gateways' ReceivedServices to those of their own Peering.
+func receivedPolicy(labels map[string]string) []Object {
+	by := feeding()
+	return policy("liqonet-gateway-services", labels, by, []admissionv1.NamedRuleWithOperations{
+		rule(v1alpha1.GroupVersion.Group, "receivedservices", opCreate, opUpdate, opDelete),
+	}, []admissionv1.Variable{
 		{Name: "name", Expression: "(object == null ? oldObject : object).metadata.name"},
 		{Name: "importedTo", Expression: "variables.name.substring(variables.name.indexOf('.') + 1).split('.')[0]"},
-	}, ledgerRanges("e.name == variables.peering"))
-	return withLedger(policyObjects("liqonet-gateway-services", labels, by.condition, []admissionv1.NamedRuleWithOperations{
-		rule(v1alpha1.GroupVersion.Group, "receivedservices", opCreate, opUpdate, opDelete),
-	}, variables, []admissionv1.Validation{
+	}, append([]admissionv1.Validation{
 		{
 			Expression: "variables.name.matches('^[^.]+[.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?[.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$') && variables.name.startsWith(variables.peering + '.')",
 			Message:    "a gateway may write only the services of its own Peering",
@@ -258,18 +281,16 @@ func receivedPolicy(labels map[string]string) []Object {
 			Expression: "object == null || [variables.importedTo].all(n, !" + reservedNamespace + ") && !variables.name.endsWith('.default.kubernetes')",
 			Message:    "no service is imported into this namespace",
 		},
-		{
-			Expression: fmt.Sprintf("object == null || object.metadata.?labels.orValue({}) == {'%s': '%s', '%s': variables.peering}", v1alpha1.LabelManagedBy, v1alpha1.FieldManager, v1alpha1.LabelPeering),
-			Message:    "a gateway may write no other labels",
-		},
-		{
-			Expression: fmt.Sprintf("object == null || object.metadata.?finalizers.orValue([]).size() == 0 && object.metadata.?annotations.orValue({}).size() == 0 && object.metadata.?ownerReferences.orValue([]).size() == 1 && "+
-				"object.metadata.ownerReferences.all(o, o.kind == 'Peering' && o.apiVersion == '%s' && o.name == variables.peering && !o.?controller.orValue(false) && !o.?blockOwnerDeletion.orValue(false))", v1alpha1.GroupVersion),
-			Message: "only the Peering owns a service of the peer",
-		},
-		{
-			Expression: "object == null || object.spec.?slices.orValue([]).all(s, s.?endpoints.orValue([]).all(e, isIP(e.address) && variables.ranges.exists(r, r.containsIP(e.address))))",
-			Message:    "an endpoint has an address that is not in the peer's ranges",
-		},
-	}))
+	}, by.ownObjects()...))
+}
+
+// receivedRangesPolicy limits the addresses in gateways' ReceivedServices to those of their own peer.
+func receivedRangesPolicy(labels map[string]string) []Object {
+	by := feeding()
+	return withLedger(policyObjects("liqonet-gateway-ranges", labels, by.condition, []admissionv1.NamedRuleWithOperations{
+		rule(v1alpha1.GroupVersion.Group, "receivedservices", opCreate, opUpdate),
+	}, slices.Concat(by.variables, ledgerRanges("e.name == variables.peering")), []admissionv1.Validation{{
+		Expression: "object.spec.?slices.orValue([]).all(s, s.?endpoints.orValue([]).all(e, isIP(e.address) && variables.ranges.exists(r, r.containsIP(e.address))))",
+		Message:    "an endpoint has an address that is not in the peer's ranges",
+	}}))
 }

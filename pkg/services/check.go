@@ -73,7 +73,6 @@ func UsableRanges(p *v1alpha1.Peering) []netip.Prefix {
 
 var (
 	portName    = regexp.MustCompile(`^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$`)
-	appProtocol = regexp.MustCompile(`^([A-Za-z0-9.-]{1,253}/)?[A-Za-z0-9_.-]{1,63}$`)
 	zoneName    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 	sliceID     = regexp.MustCompile(`^[a-z0-9]{1,10}$`)
 )
@@ -106,7 +105,7 @@ func Validate(r *v1alpha1.ServiceRecord) error {
 		require(portName.MatchString(p.Name), "port name %.70q", p.Name)
 		oneOf("protocol", string(p.Protocol), "TCP", "UDP", "SCTP")
 		require(p.Port > 0 && p.Port <= 65535, "port %d", p.Port)
-		require(p.AppProtocol == "" || appProtocol.MatchString(p.AppProtocol), "appProtocol %.70q", p.AppProtocol)
+		require(p.AppProtocol == "" || len(validation.IsQualifiedName(p.AppProtocol)) == 0, "appProtocol %.70q", p.AppProtocol)
 	}
 	require(len(lo.FindDuplicatesBy(r.Ports, func(p v1alpha1.RecordPort) string { return p.Name })) == 0, "two ports have the same name")
 	require(len(lo.FindDuplicatesBy(r.Ports, func(p v1alpha1.RecordPort) string { return fmt.Sprint(p.Protocol, p.Port) })) == 0, "two ports have the same number")
@@ -120,6 +119,7 @@ func Validate(r *v1alpha1.ServiceRecord) error {
 			oneOf("protocol", string(p.Protocol), "TCP", "UDP", "SCTP")
 			require(p.Port > 0 && p.Port <= 65535, "port %d", p.Port)
 		}
+		require(len(lo.FindDuplicatesBy(s.Ports, func(p v1alpha1.SlicePort) string { return p.Name })) == 0, "slice %.20q has two ports with the same name", s.ID)
 		for _, e := range s.Endpoints {
 			require(isUnicast(e.Address.Addr), "address %v", e.Address)
 			require(e.Hostname == "" || len(validation.IsDNS1123Label(e.Hostname)) == 0, "host name %.70q", e.Hostname)

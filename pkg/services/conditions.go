@@ -37,8 +37,13 @@ type Export struct {
 	// Unreachable are the endpoints that each peer does not learn, by the Peering's name. It has an entry for each peer that may
 	// use the service.
 	Unreachable map[string]Unreachable
-	// UnknownPeers are names of peers in the annotation that this cluster has not.
+	// Peers are the Peerings whose clusters may use the service if only some may: IsLimited is set then.
+	Peers     []string
+	IsLimited bool
+	// UnknownPeers are names in the annotation for which there is no such Peering.
 	UnknownPeers []string
+	// Failure is why the API server does not accept the ExportedService.
+	Failure string
 	// Merged is the service with the exports of all clusters.
 	Merged *Merged
 }
@@ -55,7 +60,9 @@ func (e *Export) Conditions(before []metav1.Condition) []metav1.Condition {
 		return out
 	}
 	ready := condition(v1beta1.ServiceExportConditionReady, metav1.ConditionTrue, v1beta1.ServiceExportReasonExported, "peers can use the service")
-	if len(e.Unreachable) == 0 {
+	if e.Failure != "" {
+		ready = condition(v1beta1.ServiceExportConditionReady, metav1.ConditionFalse, v1beta1.ServiceExportReasonFailed, e.Failure)
+	} else if len(e.Unreachable) == 0 {
 		ready = condition(v1beta1.ServiceExportConditionReady, metav1.ConditionFalse, v1beta1.ServiceExportReasonPending, "no peer exchanges services with this cluster, or none may use this one")
 	} else if e.hasNothingReachable() {
 		ready = condition(v1beta1.ServiceExportConditionReady, metav1.ConditionFalse, "NoReachableEndpoints", "peers can reach none of the service's endpoints")
@@ -110,14 +117,20 @@ func (e *Export) reachable() metav1.Condition {
 	return c
 }
 
-// Peers returns the names in a ServiceExport's annotation, sorted. Without the annotation, there are none.
-func Peers(export *v1beta1.ServiceExport) []string {
-	var out []string
-	for name := range strings.SplitSeq(export.Annotations[v1alpha1.AnnotationPeers], ",") {
-		if name = strings.TrimSpace(name); name != "" {
-			out = append(out, name)
+// limitPeers reads the names in a ServiceExport's annotation. Those for which there is no Peering may be any text.
+func (e *Export) limitPeers(export *v1beta1.ServiceExport, isPeering func(name string) bool) {
+	var annotation string
+	annotation, e.IsLimited = export.Annotations[v1alpha1.AnnotationPeers]
+	for name := range strings.SplitSeq(annotation, ",") {
+		switch name = strings.TrimSpace(name); {
+		case isPeering(name):
+			e.Peers = append(e.Peers, name)
+		case name != "":
+			e.UnknownPeers = append(e.UnknownPeers, name)
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	for _, names := range []*[]string{&e.Peers, &e.UnknownPeers} {
+		slices.Sort(*names)
+		*names = slices.Compact(*names)
+	}
 }

@@ -35,10 +35,14 @@ func (m *Merged) IsHeadless() bool { return m.Record.Type == v1alpha1.HeadlessSe
 // portNameIn returns the name that a port has in a Service and its slices. The union of several exports may have a port without a
 // name next to others, which a Service may not have.
 func (m *Merged) portNameIn(p v1alpha1.RecordPort) string {
-	if p.Name == "" && len(m.Ports) > 1 {
-		return fmt.Sprintf("%s-%d", strings.ToLower(string(p.Protocol)), p.Port)
+	if p.Name != "" || len(m.Ports) == 1 {
+		return p.Name
 	}
-	return p.Name
+	name := fmt.Sprintf("%s-%d", strings.ToLower(string(p.Protocol)), p.Port)
+	for lo.ContainsBy(m.Ports, func(q v1alpha1.RecordPort) bool { return q.Name == name }) {
+		name += "x"
+	}
+	return name
 }
 
 // Import returns the ServiceImport. ips are the addresses of the derived Service, empty while it has none.
@@ -152,7 +156,7 @@ func (m *Merged) endpoint(s MergedSlice, e v1alpha1.RecordEndpoint) discoveryv1.
 		return out
 	}
 	// kube-proxy ignores zones if one ready endpoint has no hint, so each gets one: a name that no node has, where the real one is not known.
-	elsewhere := "remote." + s.Cluster
+	elsewhere := "remote." + shortHash(s.Cluster)
 	out.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: lo.CoalesceOrEmpty(e.Zone, elsewhere)}}}
 	if m.Record.TrafficDistribution == corev1.ServiceTrafficDistributionPreferSameNode {
 		out.Hints.ForNodes = []discoveryv1.ForNode{{Name: lo.CoalesceOrEmpty(e.NodeName, elsewhere)}}

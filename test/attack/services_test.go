@@ -77,8 +77,8 @@ func newExchange(t *testing.T, ledger *v1alpha1.ClusterNetwork) *exchange {
 	create(p)
 	x.owner = manifests.OwnerReferences("p0", p.UID)[0]
 	x.controller = client.WithFieldOwner(s.Agent(t, v1alpha1.ServicesName, nil), v1alpha1.ServicesManager)
-	x.gateway = client.WithFieldOwner(s.Agent(t, manifests.Gateway{Peering: "p0"}.Name(), nil), "liqonet-feed")
-	x.without = client.WithFieldOwner(s.Agent(t, manifests.Gateway{Peering: "p1"}.Name(), nil), "liqonet-feed")
+	x.gateway = client.WithFieldOwner(s.Agent(t, manifests.Gateway{Peering: "p0"}.Name(), nil), v1alpha1.FeedManager)
+	x.without = client.WithFieldOwner(s.Agent(t, manifests.Gateway{Peering: "p1"}.Name(), nil), v1alpha1.FeedManager)
 	// When what is not allowed is refused, the policies have come into force.
 	for what, try := range map[string]func() error{
 		"Services": func() error {
@@ -172,6 +172,10 @@ func TestAttackServices(t *testing.T) {
 	own := []client.Object{x.service(), x.slice("id0", "10.100.0.1"), x.serviceImport(), x.received("p0.shop.own", "10.100.0.1")}
 	for _, obj := range append(own, foreign, foreignSlice, foreignImport, foreignReceived, export, exported) {
 		kit.NoError(t, x.Admin.Create(t.Context(), obj.DeepCopyObject().(client.Object)))
+	}
+	// Others may label our objects, and an agent's next write is admitted.
+	for _, obj := range own {
+		kit.NoError(t, x.Admin.Patch(t.Context(), obj, merged("%s", `{"metadata":{"labels":{"team":"shop"},"annotations":{"team":"shop"}}}`)))
 	}
 	other := func(name string) func(*corev1.Service) { return func(s *corev1.Service) { s.Name = name } }
 	create := func(by client.Client, obj client.Object) func(context.Context) error {
@@ -279,6 +283,8 @@ func TestAttackServices(t *testing.T) {
 		{"the status of a foreign ServiceImport", false, status(c, foreignImport, `{"clusters":[{"cluster":"id0"}]}`)},
 		{"a ServiceImport in a reserved namespace", false, create(c, x.serviceImport(func(i *mcs.ServiceImport) { i.Namespace = metav1.NamespaceSystem }))},
 		{"a finalizer of a ServiceImport", false, patch(c, x.serviceImport(), finalizer)},
+		{"a field of a user in a ServiceExport", false, status(c, export, `{"conditions":[]},"metadata":{"managedFields":[{"manager":"user","operation":"Update","apiVersion":"`+mcs.GroupVersion.String()+`","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:exportedLabels":{}}}}]}`)},
+		{"a condition with a time that nobody can read", false, status(c, export, `{"conditions":[`+strings.Replace(condition("Valid", "True", "Valid", ""), "2026-01-01", "9999-12-31", 1)+`]}`)},
 		{"the conditions of a ServiceExport", true, status(c, export, `{"conditions":[`+condition("Valid", "True", "Valid", "")+`]}`)},
 		{"a ServiceExport", false, patch(c, export, annotation)},
 		{"the spec of a ServiceExport", false, patch(c, export, `{"spec":{"exportedLabels":{"a":"b"}}}`)},
@@ -313,6 +319,8 @@ func TestAttackServices(t *testing.T) {
 		{"another owner", false, create(g, x.received("p0.shop.web", "10.100.0.1", func(r *v1alpha1.ReceivedService) { r.OwnerReferences[0].Name = "p1" }))},
 		{"a finalizer", false, create(g, x.received("p0.shop.web", "10.100.0.1", func(r *v1alpha1.ReceivedService) { r.Finalizers = []string{"a/b"} }))},
 		{"an annotation", false, patch(g, x.received("p0.shop.own", "10.100.0.1"), annotation)},
+		{"a time that nobody can read, on a peer's service", false, patch(g, x.received("p0.shop.own", "10.100.0.1"), unreadable(v1alpha1.GroupVersion.String()))},
+		{"a label of others", false, patch(g, x.received("p0.shop.own", "10.100.0.1"), `{"metadata":{"labels":{"team":null}}}`)},
 		{"no label", false, patch(g, x.received("p0.shop.own", "10.100.0.1"), `{"metadata":{"labels":null}}`)},
 		{"a service of another peering, later", false, patch(g, foreignReceived, `{"spec":{"hash":"xyz"}}`)},
 		{"the deletion of another peering's service", false, remove(g, foreignReceived)},

@@ -310,7 +310,7 @@ func receivedDiffers(ctx context.Context, exporter, importer *site) string {
 		if err != nil {
 			return err.Error()
 		}
-		want[here.Name+"."+e.Name] = feed.SentHash(told, there) + " of " + services.Hash(usable)
+		want[here.Name+"."+e.Name] = feed.NewTold(told, there).Hash + " of " + services.Hash(usable)
 	}
 	for i := range received.Items {
 		r := &received.Items[i]

@@ -10,6 +10,9 @@ const (
 	ServicesName = "liqonet-services"
 	// ServicesManager is the field manager of the controller, and the value of EndpointSlices' label for who manages them.
 	ServicesManager = "services.liqonet.io"
+	// FeedManager is the field manager of ReceivedServices. It is the same for all gateways of a peering, so that the next one
+	// removes fields that the previous one has written.
+	FeedManager = "liqonet-feed"
 	// LabelImport of a Namespace with the value "false" keeps peers' services out of it. With the value "true", it admits
 	// them where a Peering imports into labeled namespaces only.
 	LabelImport = "liqonet.io/import"

@@ -19,13 +19,6 @@ const (
 	syncInterval, haveGap = 30 * time.Second, 5 * time.Second
 )
 
-// SentHash returns the hash by which a service is told to a peer. It depends on the ranges by which the peer knows this
-// cluster, too: with others, the receiver has to check the addresses again.
-func SentHash(r *v1alpha1.ServiceRecord, p *v1alpha1.Peering) string {
-	raw, _ := json.Marshal([]any{r, p.Spec.Local.Pods, p.Spec.Local.ExternalCIDR}) // strings, numbers and addresses always encode
-	return services.Digest(raw)
-}
-
 // Digest returns the digest of all services, by their keys and hashes.
 func Digest(hashes map[string]string) string {
 	var raw []byte
@@ -39,6 +32,17 @@ func Digest(hashes map[string]string) string {
 type Told struct {
 	Hash   string
 	Record *v1alpha1.ServiceRecord
+	// IsTooLarge is set if the record does not fit into a message.
+	IsTooLarge bool
+}
+
+// NewTold returns a service as it is told to a peer. The hash depends on the ranges by which the peer knows this cluster, too:
+// with others, the receiver has to check the addresses again.
+func NewTold(r *v1alpha1.ServiceRecord, p *v1alpha1.Peering) Told {
+	// Strings, numbers and addresses always encode.
+	record, _ := json.Marshal(r)
+	ranges, _ := json.Marshal([]any{p.Spec.Local.Pods, p.Spec.Local.ExternalCIDR})
+	return Told{Hash: services.Digest(slices.Concat(record, ranges)), Record: r, IsTooLarge: len(record) > MaxRecordBytes}
 }
 
 // Sender is the end that tells services. It starts when the receiver has said what it has.
@@ -207,8 +211,10 @@ func (r *Receiver) Receive(m *Message, now time.Time) (changes []Change, answers
 	case TypeGone:
 		r.isSynced = false
 		for _, k := range m.Keys {
-			delete(r.held, k)
-			changes = append(changes, Change{Key: k})
+			if _, has := r.held[k]; has {
+				delete(r.held, k)
+				changes = append(changes, Change{Key: k})
+			}
 		}
 	case TypeBye:
 		r.isSynced = false
