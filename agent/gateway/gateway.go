@@ -241,6 +241,9 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		return false, nil
 	}
 	a.peering = p
+	if p.Spec.Services == nil {
+		a.services.stop(true)
+	}
 	if err := p.Validate(); err != nil {
 		return false, err
 	}
@@ -249,6 +252,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := cmp.Or(err, listErr); err != nil {
 		return false, err
 	}
+	defer a.services.update(a, p, nodes) // after an error, too: the peer must not learn what it may not anymore
 	if a.isAdopted(nodes) {
 		a.livenessServer.markAdopted()
 	}
@@ -278,7 +282,6 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.applied.want = want
 		a.applied.datapathReady, a.applied.err = a.apply(ctx, want)
 	}
-	a.services.update(a, p, nodes)
 	a.livenessServer.setWorks(a.applied.datapathReady)
 	if a.applied.datapathReady {
 		a.applied.generation = p.Generation

@@ -133,6 +133,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
 	a.conditions.report(&s, a.peering, &a.livenessServer.nodes, &a.recorder)
+	a.services.record(a.conditions.writes)
 	return s, true
 }
 

@@ -4,9 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/samber/lo"
@@ -51,22 +52,30 @@ func (o *controller) reconcile(ctx context.Context, k services.Key) error {
 		return err
 	}
 	export := w.ownExport()
-	if err := o.applyExported(ctx, w, export); err != nil {
-		return o.failed(k, err)
+	exportErr := o.applyExported(ctx, w, export)
+	if export != nil && (apierrors.IsInvalid(exportErr) || apierrors.IsForbidden(exportErr)) {
+		export.Failure = "the API server does not accept the service for peers: " + exportErr.Error()
 	}
 	exporters := w.exporters(export, o.holder.isWithdrawn)
 	if len(exporters) == 0 {
 		err = o.removeImport(ctx, w)
 	} else {
 		merged := services.Merge(k, exporters, time.Now())
+		if !o.prefersNodes {
+			merged.PreferClose()
+		}
 		if export != nil {
 			export.Merged = merged
 		}
 		err = o.applyImport(ctx, w, merged)
 	}
-	err = cmp.Or(err, o.applyConditions(ctx, w, export))
+	err = cmp.Or(exportErr, err, o.applyConditions(ctx, w, export))
 	if w.isEmpty() && err == nil {
 		o.index.forget(k)
+		// The event of an object that has come since may have been processed before. The cache has the object then.
+		if again, err := o.read(ctx, k); err == nil && again != nil && !again.isEmpty() {
+			o.index.remember(k)
+		}
 	}
 	return o.failed(k, err)
 }
@@ -116,11 +125,12 @@ func (o *controller) read(ctx context.Context, k services.Key) (*world, error) {
 	o.index.get(o.index.received, k, func(peering string) bool {
 		return found(&w.received, get(ctx, o, client.ObjectKey{Name: k.ReceivedName(peering)}, &v1alpha1.ReceivedService{}))
 	})
+	slices.SortFunc(w.received, func(a, b *v1alpha1.ReceivedService) int { return strings.Compare(a.Name, b.Name) })
 	var peerings v1alpha1.PeeringList
 	var nodes v1alpha1.NodeNetworkList
 	_, _ = o.view.List(ctx, &peerings, watch.Shared), o.view.List(ctx, &nodes, watch.Shared)
 	for i := range peerings.Items {
-		if p := &peerings.Items[i]; p.Spec.Services != nil && p.DeletionTimestamp.IsZero() && !p.Incomplete() {
+		if p := &peerings.Items[i]; p.ExchangesServices() {
 			w.peerings[p.Name] = p
 		}
 	}
@@ -163,14 +173,9 @@ func (w *world) ownExport() *services.Export {
 		return e
 	}
 	e.Record = services.NewRecord(w.export, w.service, w.sources)
-	named := services.Peers(w.export)
-	for _, name := range named {
-		if w.peerings[name] == nil {
-			e.UnknownPeers = append(e.UnknownPeers, name)
-		}
-	}
+	e.Peers, e.UnknownPeers, e.IsLimited = services.Peers(w.export, func(name string) bool { return w.peerings[name] != nil })
 	for name, p := range w.peerings {
-		if len(named) == 0 || slices.Contains(named, name) {
+		if !e.IsLimited || slices.Contains(e.Peers, name) {
 			_, e.Unreachable[name] = services.ToPeer(e.Record, p, w.nodes)
 		}
 	}
@@ -203,7 +208,7 @@ func (w *world) exporters(own *services.Export, isWithdrawn func(peering string)
 
 // applyExported makes the ExportedService, or deletes it.
 func (o *controller) applyExported(ctx context.Context, w *world, e *services.Export) error {
-	if e == nil || e.Record == nil {
+	if e == nil || e.Record == nil || e.IsLimited && len(e.Peers) == 0 {
 		if w.exported == nil {
 			return nil
 		}
@@ -212,7 +217,7 @@ func (o *controller) applyExported(ctx context.Context, w *world, e *services.Ex
 	want := &v1alpha1.ExportedService{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ExportedService"},
 		ObjectMeta: metav1.ObjectMeta{Name: w.key.ObjectName(), Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}},
-		Spec:       v1alpha1.ExportedServiceSpec{Peers: services.Peers(w.export), ServiceRecord: *e.Record},
+		Spec:       v1alpha1.ExportedServiceSpec{Peers: e.Peers, ServiceRecord: *e.Record},
 	}
 	if w.exported != nil && services.Hash(&w.exported.Spec.ServiceRecord) == services.Hash(e.Record) && slices.Equal(w.exported.Spec.Peers, want.Spec.Peers) {
 		return nil
@@ -226,17 +231,20 @@ func (o *controller) applyImport(ctx context.Context, w *world, m *services.Merg
 	if w.serviceImport != nil && !isOurs(w.serviceImport) {
 		return nil // another implementation's
 	}
+	if w.derived != nil && !isOurs(w.derived) {
+		return fmt.Errorf("service %s/%s was made by others: delete it, so that it can stand for the imported one", w.key.Namespace, w.derived.Name)
+	}
 	var ips []string
 	if want := m.DerivedService(); want != nil {
-		if w.derived == nil || !sameService(want, w.derived) {
-			made, err := o.applied(ctx, want)
+		if w.derived == nil || !o.applied.isUnchanged(want, w.derived) || !sameService(want, w.derived) {
+			made, err := o.applyService(ctx, want)
 			if err != nil {
 				return err
 			}
 			w.derived = made
 		}
 		ips = w.derived.Spec.ClusterIPs
-	} else if w.derived != nil && isOurs(w.derived) {
+	} else if w.derived != nil {
 		if err := o.delete(ctx, w.derived); err != nil {
 			return err
 		}
@@ -245,7 +253,7 @@ func (o *controller) applyImport(ctx context.Context, w *world, m *services.Merg
 	slicesErr := o.applySlices(ctx, w, m)
 	want := m.Import(ips)
 	there := w.serviceImport
-	if there == nil || !equality.Semantic.DeepEqual(want.Spec, there.Spec) || !maps.Equal(want.Labels, there.Labels) || !maps.Equal(want.Annotations, there.Annotations) {
+	if there == nil || !o.applied.isUnchanged(want, there) || !equality.Semantic.DeepEqual(want.Spec, there.Spec) {
 		if err := o.apply(ctx, want); err != nil {
 			return err
 		}
@@ -266,7 +274,7 @@ func sameService(want, there *corev1.Service) bool {
 		return corev1.ServicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port, AppProtocol: p.AppProtocol}
 	}
 	w, t := want.Spec, there.Spec
-	return maps.Equal(want.Labels, there.Labels) && w.Type == t.Type && len(t.Selector)+len(t.ExternalIPs) == 0 &&
+	return w.Type == t.Type && len(t.Selector)+len(t.ExternalIPs) == 0 &&
 		equality.Semantic.DeepEqual(lo.Map(w.Ports, port), lo.Map(t.Ports, port)) &&
 		w.SessionAffinity == t.SessionAffinity && equality.Semantic.DeepEqual(w.SessionAffinityConfig, t.SessionAffinityConfig) &&
 		lo.FromPtrOr(w.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster) == lo.FromPtrOr(t.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster) &&
@@ -280,7 +288,9 @@ func (o *controller) applySlices(ctx context.Context, w *world, m *services.Merg
 	for _, want := range m.EndpointSlices() {
 		now := there[want.Name]
 		delete(there, want.Name)
-		if now == nil || !sameSlice(want, now) {
+		if now == nil && get(ctx, o, client.ObjectKeyFromObject(want), &discoveryv1.EndpointSlice{}) != nil {
+			errs = append(errs, fmt.Errorf("EndpointSlice %s/%s was made by others: delete it, so that the peer's endpoints can be used", want.Namespace, want.Name))
+		} else if now == nil || !o.applied.isUnchanged(want, now) || !sameSlice(want, now) {
 			errs = append(errs, o.apply(ctx, want))
 		}
 	}
@@ -291,8 +301,7 @@ func (o *controller) applySlices(ctx context.Context, w *world, m *services.Merg
 }
 
 func sameSlice(want, there *discoveryv1.EndpointSlice) bool {
-	return maps.Equal(want.Labels, there.Labels) && maps.Equal(want.Annotations, there.Annotations) &&
-		equality.Semantic.DeepEqual(want.Ports, there.Ports) && equality.Semantic.DeepEqual(want.Endpoints, there.Endpoints)
+	return equality.Semantic.DeepEqual(want.Ports, there.Ports) && equality.Semantic.DeepEqual(want.Endpoints, there.Endpoints)
 }
 
 // removeImport deletes everything that was made for an import.
@@ -333,11 +342,15 @@ func (o *controller) apply(ctx context.Context, obj client.Object) error {
 	if err := o.writes.Wait(ctx); err != nil {
 		return err
 	}
-	return o.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(toApply(obj, false)), client.FieldOwner(v1alpha1.ServicesManager), client.ForceOwnership)
+	err := o.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(toApply(obj, false)), client.FieldOwner(v1alpha1.ServicesManager), client.ForceOwnership)
+	if err == nil {
+		o.applied.note(obj)
+	}
+	return err
 }
 
-// applied applies a Service, and returns what the API server has made of it.
-func (o *controller) applied(ctx context.Context, obj *corev1.Service) (*corev1.Service, error) {
+// applyService applies a Service, and returns what the API server has made of it.
+func (o *controller) applyService(ctx context.Context, obj *corev1.Service) (*corev1.Service, error) {
 	if err := o.writes.Wait(ctx); err != nil {
 		return nil, err
 	}
@@ -345,6 +358,7 @@ func (o *controller) applied(ctx context.Context, obj *corev1.Service) (*corev1.
 	if err := o.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ServicesManager), client.ForceOwnership); err != nil {
 		return nil, err
 	}
+	o.applied.note(obj)
 	out := &corev1.Service{}
 	return out, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, out)
 }
@@ -376,6 +390,7 @@ func (o *controller) delete(ctx context.Context, obj client.Object) error {
 	if err := o.writes.Wait(ctx); err != nil {
 		return err
 	}
+	o.applied.forget(obj)
 	uid := obj.GetUID()
 	err := o.client.Delete(ctx, obj, client.Preconditions{UID: &uid})
 	return client.IgnoreNotFound(err)

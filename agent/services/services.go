@@ -21,6 +21,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/discovery"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
@@ -121,12 +123,15 @@ type controller struct {
 	// restored is set once it is known what the last controller has left. following is held while one peering is looked at.
 	restored  atomic.Bool
 	following sync.Mutex
+	applied *applied
+	// prefersNodes is set if the API server knows PreferSameZone and PreferSameNode.
+	prefersNodes bool
 	// clusterID is the UID of kube-system. Objects that were made for another one are copies.
 	clusterID string
 }
 
 func newController(log *slog.Logger, c client.Client, meter *metrics.Agent) *controller {
-	o := &controller{log: log, client: c, meter: meter, index: newIndex(), writes: rate.NewLimiter(writesPerSecond, writesAtOnce)}
+	o := &controller{log: log, client: c, meter: meter, index: newIndex(), applied: newApplied(), writes: rate.NewLimiter(writesPerSecond, writesAtOnce)}
 	o.queues = newQueues(o.reconcile)
 	o.queues.processed = meter.Reconciled
 	o.holder = newHolder(func(peering string) { o.addAll(peering, o.index.of(peering)) })
@@ -136,6 +141,9 @@ func newController(log *slog.Logger, c client.Client, meter *metrics.Agent) *con
 // run works until ctx ends.
 func (o *controller) run(ctx context.Context, rest *rest.Config) (err error) {
 	err = loop.Retry(ctx, o.log, func(ctx context.Context) (err error) {
+		if o.prefersNodes, err = knowsNodes(rest); err != nil {
+			return err
+		}
 		o.clusterID, err = watch.ClusterID(ctx, o.client)
 		return err
 	})
@@ -154,6 +162,24 @@ func (o *controller) run(ctx context.Context, rest *rest.Config) (err error) {
 	defer o.meter.SetSource(nil)
 	o.queues.run(ctx)
 	return nil
+}
+
+// firstWithNodes is the first version of Kubernetes whose Services can prefer endpoints on the same node, without a feature gate
+// (KEP-3015).
+var firstWithNodes = utilversion.MustParseGeneric("1.34")
+
+// knowsNodes reports whether the API server knows how to prefer endpoints on the same node.
+func knowsNodes(config *rest.Config) (bool, error) {
+	api, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return false, fmt.Errorf("find the API server: %w", err)
+	}
+	info, err := api.ServerVersion()
+	if err != nil {
+		return false, fmt.Errorf("read the API server's version: %w", err)
+	}
+	v, err := utilversion.ParseGeneric(info.GitVersion)
+	return err == nil && v.AtLeast(firstWithNodes), nil // an unknown version may not know it
 }
 
 // strip removes what this controller does not need.

@@ -292,7 +292,10 @@ func ExportService(ctx context.Context, c *kube.Cluster, k services.Key, to []st
 	if err := c.List(ctx, &peerings); err != nil {
 		return r, err
 	}
-	exchanging := lo.Filter(peerings.Items, func(p v1alpha1.Peering, _ int) bool { return p.Spec.Services != nil })
+	exchanging := lo.Filter(peerings.Items, func(p v1alpha1.Peering, _ int) bool { return p.ExchangesServices() })
+	isExchanging := func(name string) bool {
+		return lo.ContainsBy(exchanging, func(p v1alpha1.Peering) bool { return p.Name == name })
+	}
 	if len(exchanging) == 0 {
 		return r, c.Errorf(kube.Usage, "export "+k.String(), fmt.Sprintf("kubectl liqonet services enable %s PEER", failure.Quote(c.Name)), "it exchanges services with no peer")
 	}
@@ -315,9 +318,9 @@ func ExportService(ctx context.Context, c *kube.Cluster, k services.Key, to []st
 			want.Annotations = lo.Assign(want.Annotations, map[string]string{v1alpha1.AnnotationPeers: value})
 		}
 	}
-	allowed := services.Peers(want)
+	allowed, _, isLimited := services.Peers(want, isExchanging)
 	r.Peers = lo.FilterMap(exchanging, func(p v1alpha1.Peering, _ int) (string, bool) {
-		return p.Spec.Remote.Name, len(allowed) == 0 || slices.Contains(allowed, p.Name)
+		return p.Spec.Remote.Name, !isLimited || slices.Contains(allowed, p.Name)
 	})
 	r.Changed = there == nil || there.Annotations[v1alpha1.AnnotationPeers] != want.Annotations[v1alpha1.AnnotationPeers]
 	if dryRun {
@@ -343,7 +346,8 @@ func ExportService(ctx context.Context, c *kube.Cluster, k services.Key, to []st
 			return "the controller of services has not processed it", nil
 		case meta.IsStatusConditionTrue(e.Status.Conditions, string(mcs.ServiceExportConditionValid)):
 			made := kube.ByName[*v1alpha1.ExportedService](o, k.ObjectName())
-			if made == nil || !slices.Equal(made.Spec.Peers, services.Peers(e)) {
+			allowed, _, isLimited := services.Peers(e, isExchanging)
+			if isNone := isLimited && len(allowed) == 0; isNone != (made == nil) || made != nil && !slices.Equal(made.Spec.Peers, allowed) {
 				return "the controller of services has not processed the change", nil
 			}
 		}

@@ -40,7 +40,7 @@ type Export struct {
 	// Peers are the Peerings whose clusters may use the service if only some may: IsLimited is set then.
 	Peers     []string
 	IsLimited bool
-	// UnknownPeers are names in the annotation for which there is no such Peering.
+	// UnknownPeers are names in the annotation for which there is no Peering that exchanges services.
 	UnknownPeers []string
 	// Failure is why the API server does not accept the ExportedService.
 	Failure string
@@ -117,20 +117,19 @@ func (e *Export) reachable() metav1.Condition {
 	return c
 }
 
-// limitPeers reads the names in a ServiceExport's annotation. Those for which there is no Peering may be any text.
-func (e *Export) limitPeers(export *v1beta1.ServiceExport, isPeering func(name string) bool) {
-	var annotation string
-	annotation, e.IsLimited = export.Annotations[v1alpha1.AnnotationPeers]
+// Peers returns which Peerings a ServiceExport's annotation names, and what else it names, sorted. isLimited is set if there is
+// the annotation: no other peer may use the service then.
+func Peers(export *v1beta1.ServiceExport, isPeering func(name string) bool) (peers, unknown []string, isLimited bool) {
+	annotation, isLimited := export.Annotations[v1alpha1.AnnotationPeers]
 	for name := range strings.SplitSeq(annotation, ",") {
 		switch name = strings.TrimSpace(name); {
 		case isPeering(name):
-			e.Peers = append(e.Peers, name)
+			peers = append(peers, name)
 		case name != "":
-			e.UnknownPeers = append(e.UnknownPeers, name)
+			unknown = append(unknown, name)
 		}
 	}
-	for _, names := range []*[]string{&e.Peers, &e.UnknownPeers} {
-		slices.Sort(*names)
-		*names = slices.Compact(*names)
-	}
+	slices.Sort(peers)
+	slices.Sort(unknown)
+	return slices.Compact(peers), slices.Compact(unknown), isLimited
 }

@@ -29,6 +29,13 @@ func (m *Merged) labels() map[string]string {
 	}
 }
 
+// PreferClose replaces preferences that API servers before Kubernetes 1.34 do not know. PreferClose means the same zone.
+func (m *Merged) PreferClose() {
+	if d := m.Record.TrafficDistribution; d == corev1.ServiceTrafficDistributionPreferSameZone || d == corev1.ServiceTrafficDistributionPreferSameNode {
+		m.Record.TrafficDistribution = corev1.ServiceTrafficDistributionPreferClose
+	}
+}
+
 // IsHeadless reports whether the service has no address of its own.
 func (m *Merged) IsHeadless() bool { return m.Record.Type == v1alpha1.HeadlessService }
 

@@ -22,7 +22,10 @@ import (
 // What an agent may write is tried with hostile values: custom resources here and in the packages that read them, the rest
 // below. Nothing reads Events.
 func TestWhatAgentsWriteIsTried(t *testing.T) {
-	kit.Check(t, "resources", schema.Writable(), []string{"configmaps", "events", "leases", "nodenetworks", "nodenetworks/status", "peerings/status"})
+	kit.Check(t, "resources", schema.Writable(), []string{
+		"configmaps", "endpointslices", "endpointslices/restricted", "events", "exportedservices", "leases", "nodenetworks", "nodenetworks/status",
+		"peerings/status", "receivedservices", "serviceexports/status", "serviceimports", "serviceimports/status", "services",
+	})
 }
 
 // leases are those of a world, of an API server that has just been asked. other is that of a hostile agent.

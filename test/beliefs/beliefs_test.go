@@ -102,7 +102,7 @@ func collects(t *testing.T, collect func() error) {
 // install makes our kinds and waits until they are served.
 func install(t *testing.T, c client.Client) {
 	t.Helper()
-	definitions := manifests.CRDs()
+	definitions := slices.Concat(manifests.CRDs(), manifests.ServicesCRDs())
 	for _, d := range definitions {
 		kit.NoError(t, c.Create(t.Context(), d))
 	}

@@ -103,6 +103,11 @@ func (p *Peering) CarriesFamily(a netip.Addr) bool {
 // unreadable, as then the whole spec is empty.
 func (p *Peering) Incomplete() bool { return len(p.Spec.Planes) == 0 }
 
+// ExchangesServices reports whether the clusters of a Peering use each other's services.
+func (p *Peering) ExchangesServices() bool {
+	return p.Spec.Services != nil && p.DeletionTimestamp.IsZero() && !p.Incomplete()
+}
+
 // Validate returns an error if the spec contains an unreadable address or range. The schema refuses such a Peering; one
 // that was written before the schema, or bypassing it, must not be applied to a kernel.
 func (p *Peering) Validate() error {
