@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -326,4 +327,48 @@ func TestCompare(t *testing.T) {
 	w.written = map[string]time.Time{}
 	kit.Check(t, "lost at last", w.compare(there(map[string]int{"shop.web": 1, "shop.db": 2, "shop.old": 3}), held, true), nil, kit.Compare)
 	kit.Check(t, "at last", w.all(), nil, kit.Compare)
+}
+
+// A peer that tells a million services, and takes them back again or not, takes a bounded amount of memory.
+func TestMillionServices(t *testing.T) {
+	const number, most = 1_000_000, 64 << 20
+	for name, leaves := range map[string]bool{"that stay": false, "that go": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWriting(t, nil)
+			receiver := feed.NewReceiver(nil)
+			tell := func(m *feed.Message) {
+				changes, _ := receiver.Receive(m, time.Now())
+				w.add(changes)
+			}
+			before := heap()
+			record := recordOf("10.61.1.5")
+			for i := range number {
+				key := fmt.Sprint("shop.s", i)
+				tell(&feed.Message{Type: feed.TypePut, Key: key, Hash: "abc", Record: record.DeepCopy()})
+				if i%100 == 0 { // the API server is slower than the peer
+					if j, _ := w.next(); j != nil {
+						w.finish(j, nil)
+					}
+				}
+				if leaves {
+					tell(&feed.Message{Type: feed.TypeGone, Keys: []string{key}})
+				}
+				if i%1000 == 0 {
+					w.compare(nil, receiver.Held(), false)
+				}
+			}
+			used := heap() - before
+			t.Logf("%d bytes, %d services, %d writes to do", used, len(w.entries), len(w.dirty))
+			kit.ErrorIf(t, used > most, "it takes %d bytes", used)
+			kit.ErrorIf(t, len(w.dirty) > 3*v1alpha1.MaxPeerServices || len(w.entries) > 3*v1alpha1.MaxPeerServices, "%d services, %d writes to do", len(w.entries), len(w.dirty))
+		})
+	}
+}
+
+// heap returns how many bytes are in use.
+func heap() int64 {
+	goruntime.GC()
+	var m goruntime.MemStats
+	goruntime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

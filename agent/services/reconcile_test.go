@@ -54,6 +54,11 @@ func play(t *testing.T, objs ...client.Object) *played {
 	p.controller = newController(slog.New(slog.DiscardHandler), api, metrics.New(metrics.ServicesController, "v1"))
 	p.view, p.clusterID = &watch.View{Reader: api, Client: api, Changed: notify.NewSignal()}, "id-of-own"
 	for _, obj := range all {
+		if is, isPeering := obj.(*v1alpha1.Peering); isPeering {
+			p.holder.set(is.Name, true)
+		}
+	}
+	for _, obj := range all {
 		p.observe(obj)
 	}
 	return p

@@ -123,7 +123,7 @@ type controller struct {
 	// restored is set once it is known what the last controller has left. following is held while one peering is looked at.
 	restored  atomic.Bool
 	following sync.Mutex
-	applied *applied
+	applied   *applied
 	// prefersNodes is set if the API server knows PreferSameZone and PreferSameNode.
 	prefersNodes bool
 	// clusterID is the UID of kube-system. Objects that were made for another one are copies.

@@ -72,9 +72,9 @@ func UsableRanges(p *v1alpha1.Peering) []netip.Prefix {
 }
 
 var (
-	portName    = regexp.MustCompile(`^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$`)
-	zoneName    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
-	sliceID     = regexp.MustCompile(`^[a-z0-9]{1,10}$`)
+	portName = regexp.MustCompile(`^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$`)
+	zoneName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
+	sliceID  = regexp.MustCompile(`^[a-z0-9]{1,10}$`)
 )
 
 func isZone(s string) bool { return zoneName.MatchString(s) }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -15,11 +18,13 @@ import (
 	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcs "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/services/feed"
 	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/workload"
@@ -452,4 +457,93 @@ func hasSocket(list string, port int) bool {
 		}
 	}
 	return false
+}
+
+// tellFlood tells services as fast as the peer's gateway takes them, and now and then something else, until ctx ends. If the connection ends,
+// it opens another one. It returns how many services it has told.
+func tellFlood(ctx context.Context, to netip.AddrPort) (told int) {
+	record := &v1alpha1.ServiceRecord{
+		Created: metav1.NewTime(time.Unix(1e9, 0)), Type: v1alpha1.ClusterSetIP, Ports: []v1alpha1.RecordPort{{Protocol: corev1.ProtocolTCP, Port: 80}},
+		Slices: []v1alpha1.RecordSlice{{ID: "x"}},
+	}
+	for ctx.Err() == nil {
+		conn, err := net.DialTimeout("tcp", to.String(), connectTimeout)
+		if err != nil {
+			time.Sleep(flow.Interval)
+			continue
+		}
+		go func() { _, _ = io.Copy(io.Discard, conn) }()
+		stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+		for err == nil {
+			m := &feed.Message{Type: feed.TypePut, Key: fmt.Sprintf("%s.flood-%d", shop, told), Hash: "abc", Record: record}
+			if told++; told%1000 == 0 {
+				m = &feed.Message{Type: feed.TypeGone, Keys: []string{m.Key}}
+			}
+			_, err = conn.Write(m.Encode())
+		}
+		stop()
+		_ = conn.Close()
+	}
+	return told
+}
+
+// A peer that tells services without end delays changes of another peering by less than a second, and no agent ends.
+func TestFloodOfServices(t *testing.T) {
+	const (
+		changes = 20
+		limit   = time.Second
+	)
+	begin(t)
+	ctx := t.Context() // many changes
+	hostile, quiet, b := newSite(t, fx.alpha, shop), newSite(t, fx.gamma, shop), newSite(t, fx.beta, shop)
+	remove := makeNamespaces(t, ctx, hostile, quiet, b)
+	mustLiqonet(t, ctx, "peer", hostile.Name, b.Name, "--server", b.Name, "--services")
+	mustLiqonet(t, ctx, "peer", quiet.Name, b.Name, "--services")
+	svc, slice := withoutSelector("web", workload.TCPPort, quiet.pods[0].IP)
+	quiet.create(t, ctx, svc, slice, newExport("web"))
+	b.awaitImport(t, ctx, "web", quiet.cluster)
+	log := b.logSlices(t, ctx, quiet.cluster)
+	known := viewOf(t, anyStatus(t, ctx, quiet.cluster, b.cluster), quiet.cluster, b.cluster)
+	p := &v1alpha1.Peering{}
+	try(t, hostile.api.Get(ctx, client.ObjectKey{Name: b.Name}, p))
+	to := netip.AddrPortFrom(p.Spec.Planes[0].RemoteAddress.Addr, wire.ServicesPort)
+	before := append(b.agents(t, "gateway"), b.agents(t, "services")...)
+	flooding, end := context.WithCancel(ctx)
+	told := make(chan int, 1)
+	go func() {
+		n := 0
+		report(t, hostile.gateway(t).do(func() error {
+			n = tellFlood(flooding, to)
+			return nil
+		}))
+		told <- n
+	}()
+	eventually(t, ctx, podTimeout, "the flood has reached its limit", func() string {
+		var list v1alpha1.ReceivedServiceList
+		err := b.api.List(ctx, &list)
+		return unless(err == nil && len(list.Items) >= v1alpha1.MaxPeerServices/2, "%d services are recorded: %v", len(list.Items), err)
+	})
+	var took []time.Duration
+	for i := range changes {
+		next := quiet.pods[(i+1)%len(quiet.pods)]
+		slice.Endpoints[0].Addresses = []string{next.IP.String()}
+		begun := time.Now()
+		try(t, quiet.api.Update(ctx, slice))
+		want := []string{known.seenAs(t, next.IP).String()}
+		eventually(t, ctx, arrivalTimeout, "the slice", func() string {
+			at, found := log.first(begun, func(ready []string) bool { return slices.Equal(ready, want) })["web"]
+			if found {
+				took = append(took, at)
+			}
+			return unless(found, "it has no endpoint %v", want)
+		})
+	}
+	end()
+	t.Logf("%d services were told; changes took %v", <-told, took)
+	expect(t, quantile(took, 1) < limit, "a change of another peering took %s", quantile(took, 1))
+	after := append(b.agents(t, "gateway"), b.agents(t, "services")...)
+	expect(t, slices.Equal(before, after), "the agents were %v, and are %v", before, after)
+	remove()
+	unpeered(t, ctx, quiet.cluster, b.cluster)
+	unpeered(t, ctx, hostile.cluster, b.cluster)
 }
