@@ -372,3 +372,22 @@ func heap() int64 {
 	goruntime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
+
+// However many services the peer tells, the API server gets a limited number of writes. What is told again while it waits is written once.
+func TestWritesAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWriting(t, nil)
+		for n := range 3 {
+			for i := range v1alpha1.MaxPeerServices {
+				w.put(fmt.Sprint("shop.s", i), n, recordOf("10.61.1.5"))
+			}
+		}
+		const d = 10 * time.Second
+		w.let(d)
+		want := writesAtOnce + int(d.Seconds())*writesPerSecond
+		kit.ErrorIf(t, len(w.writes) < want-1 || len(w.writes) > want+1, "%d services are written in %s, want %d", len(w.writes), d, want)
+		w.let(time.Minute)
+		kit.Check(t, "services", len(w.writes), v1alpha1.MaxPeerServices)
+		kit.Check(t, "writes of all", lo.Sum(lo.Values(w.writes)), v1alpha1.MaxPeerServices)
+	})
+}
