@@ -1,6 +1,7 @@
 package services
 
 import (
+	"fmt"
 	"maps"
 	"sync"
 
@@ -18,9 +19,7 @@ type metadata struct{ labels, annotations map[string]string }
 
 func newApplied() *applied { return &applied{last: map[string]metadata{}} }
 
-func nameOf(obj client.Object) string {
-	return obj.GetObjectKind().GroupVersionKind().Kind + " " + obj.GetNamespace() + "/" + obj.GetName()
-}
+func nameOf(obj client.Object) string { return fmt.Sprintf("%T %s/%s", obj, obj.GetNamespace(), obj.GetName()) }
 
 // note notes what was applied.
 func (a *applied) note(obj client.Object) {

@@ -81,6 +81,12 @@ func readServices(ctx context.Context, c *kube.Cluster) (r servicesRead, err err
 	if kube.IsNotFound(err) {
 		return r, nil
 	}
+	r.index()
+	return r, err
+}
+
+// index fills what finds objects by their service.
+func (r *servicesRead) index() {
 	r.bySource, r.importsOf = map[services.Key][]*discoveryv1.EndpointSlice{}, map[services.Key]*mcs.ServiceImport{}
 	for _, s := range kube.Pointers(r.slices.Items) {
 		k := services.Key{Namespace: s.Namespace, Name: s.Labels[mcs.LabelServiceName]}
@@ -89,7 +95,6 @@ func readServices(ctx context.Context, c *kube.Cluster) (r servicesRead, err err
 	for _, i := range kube.Pointers(r.imports.Items) {
 		r.importsOf[services.Key{Namespace: i.Namespace, Name: i.Name}] = i
 	}
-	return r, err
 }
 
 // servicesViewOf returns the settings of an exchange, nil without one.
@@ -144,10 +149,15 @@ func Services(ctx context.Context, c *kube.Cluster) ([]ServiceView, error) {
 	if err != nil {
 		return nil, err
 	}
+	return r.views(c.Name), nil
+}
+
+// views returns all services, by namespace and name.
+func (r *servicesRead) views(cluster string) []ServiceView {
 	views := map[services.Key]*ServiceView{}
 	view := func(k services.Key) *ServiceView {
 		if views[k] == nil {
-			views[k] = &ServiceView{Cluster: c.Name, Namespace: k.Namespace, Name: k.Name}
+			views[k] = &ServiceView{Cluster: cluster, Namespace: k.Namespace, Name: k.Name}
 		}
 		return views[k]
 	}
@@ -174,7 +184,10 @@ func Services(ctx context.Context, c *kube.Cluster) ([]ServiceView, error) {
 	})
 	for i := range r.received.Items {
 		peering, k, isValid := services.ParseReceived(r.received.Items[i].Name)
-		if v := view(k); isValid && !slices.Contains(v.Clusters, remote[peering]) {
+		if !isValid {
+			continue
+		}
+		if v := view(k); !slices.Contains(v.Clusters, remote[peering]) {
 			v.Problems = append(v.Problems, fmt.Sprintf("%s exports it, and it is not imported: there is no namespace %s, or it does not admit services of this peer", peering, k.Namespace))
 		}
 	}
@@ -182,7 +195,7 @@ func Services(ctx context.Context, c *kube.Cluster) ([]ServiceView, error) {
 	slices.SortFunc(out, func(a, b ServiceView) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
-	return out, nil
+	return out
 }
 
 // ExportProblems returns the conditions of an export that are not as they should be.
