@@ -19,7 +19,9 @@ type metadata struct{ labels, annotations map[string]string }
 
 func newApplied() *applied { return &applied{last: map[string]metadata{}} }
 
-func nameOf(obj client.Object) string { return fmt.Sprintf("%T %s/%s", obj, obj.GetNamespace(), obj.GetName()) }
+func nameOf(obj client.Object) string {
+	return fmt.Sprintf("%T %s/%s", obj, obj.GetNamespace(), obj.GetName())
+}
 
 // note notes what was applied.
 func (a *applied) note(obj client.Object) {
