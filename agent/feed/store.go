@@ -252,6 +252,9 @@ func (s *store) compare(there map[string]*v1alpha1.ReceivedService, held map[str
 	for _, k := range slices.Sorted(maps.Keys(held)) {
 		e, obj := lo.FromPtr(s.entries[k]), there[k]
 		switch {
+		case e.refused != "" && e.record == nil && obj != nil && !s.isBusy(k):
+			s.entries[k].stored = true // another gateway has recorded it before
+			s.markDirty(k)
 		case e.refused == services.RefusedLimit:
 			if with := room.plus(e.usage); with.isAllowed() && !e.stored {
 				room = with

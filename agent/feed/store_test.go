@@ -200,6 +200,18 @@ func TestInherited(t *testing.T) {
 	kit.Check(t, "before all is told", w.all(), nil, kit.Compare)
 	w.compare(there, held, true)
 	kit.Check(t, "when all is told", w.all(), map[string]int{"shop.s1": -1})
+	// What is not valid anymore does not stay.
+	bad := recordOf("10.61.0.1")
+	bad.Type = "Other"
+	w.compare(there, held, false)
+	w.written = map[string]time.Time{}
+	edited = *there["shop.s2"]
+	edited.Generation = 2
+	there["shop.s2"] = &edited
+	kit.Check(t, "edited", w.compare(there, held, false), []string{"shop.s2"})
+	w.put("shop.s2", 2, bad)
+	w.compare(there, held, false)
+	kit.Check(t, "told again", w.all(), map[string]int{"shop.s2": -1})
 }
 
 // The size of all records is limited, too.

@@ -217,7 +217,7 @@ func (r *Receiver) Receive(m *Message, now time.Time) (changes []Change, answers
 			}
 		}
 	case TypeBye:
-		r.isSynced = false
+		r.isSynced = true // nothing is told, and so nothing is missing
 		for _, k := range slices.Sorted(maps.Keys(r.held)) {
 			changes = append(changes, Change{Key: k})
 		}
