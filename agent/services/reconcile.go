@@ -70,13 +70,6 @@ func (o *controller) reconcile(ctx context.Context, k services.Key) error {
 		err = o.applyImport(ctx, w, merged)
 	}
 	err = cmp.Or(exportErr, err, o.applyConditions(ctx, w, export))
-	if w.isEmpty() && err == nil {
-		o.index.forget(k)
-		// The event of an object that has come since may have been processed before. The cache has the object then.
-		if again, err := o.read(ctx, k); err == nil && again != nil && !again.isEmpty() {
-			o.index.remember(k)
-		}
-	}
 	return o.failed(k, err)
 }
 
@@ -109,31 +102,32 @@ func (o *controller) read(ctx context.Context, k services.Key) (*world, error) {
 	w.namespace = get(ctx, o, client.ObjectKey{Name: k.Namespace}, &corev1.Namespace{})
 	w.exported = get(ctx, o, client.ObjectKey{Name: k.ObjectName()}, &v1alpha1.ExportedService{})
 	w.derived = get(ctx, o, inNamespace(k.DerivedName()), &corev1.Service{})
-	// A slice may have become another service's.
-	slice := func(list *[]*discoveryv1.EndpointSlice, ours bool) func(name string) bool {
-		return func(name string) bool {
-			s := get(ctx, o, inNamespace(name), &discoveryv1.EndpointSlice{})
-			if s == nil || (s.Labels[discoveryv1.LabelManagedBy] == v1alpha1.ServicesManager) != ours {
-				return false
+	of := func(labels client.MatchingLabels) (out []*discoveryv1.EndpointSlice) {
+		var list discoveryv1.EndpointSliceList
+		_ = o.view.List(ctx, &list, watch.Shared, client.InNamespace(k.Namespace), labels)
+		for i := range list.Items {
+			if list.Items[i].DeletionTimestamp.IsZero() {
+				out = append(out, &list.Items[i])
 			}
-			of, _, is := keysOf(s)
-			return is && of == k && found(list, s)
 		}
+		return out
 	}
-	o.index.get(o.index.sources, k, slice(&w.sources, false))
-	o.index.get(o.index.derived, k, slice(&w.made, true))
-	o.index.get(o.index.received, k, func(peering string) bool {
-		return found(&w.received, get(ctx, o, client.ObjectKey{Name: k.ReceivedName(peering)}, &v1alpha1.ReceivedService{}))
+	w.sources = lo.Filter(of(client.MatchingLabels{discoveryv1.LabelServiceName: k.Name}), func(s *discoveryv1.EndpointSlice, _ int) bool {
+		return s.Labels[discoveryv1.LabelManagedBy] != v1alpha1.ServicesManager
 	})
-	slices.SortFunc(w.received, func(a, b *v1alpha1.ReceivedService) int { return strings.Compare(a.Name, b.Name) })
+	w.made = of(client.MatchingLabels{discoveryv1.LabelManagedBy: v1alpha1.ServicesManager, mcs.LabelServiceName: k.Name})
 	var peerings v1alpha1.PeeringList
 	var nodes v1alpha1.NodeNetworkList
 	_, _ = o.view.List(ctx, &peerings, watch.Shared), o.view.List(ctx, &nodes, watch.Shared)
 	for i := range peerings.Items {
 		if p := &peerings.Items[i]; p.ExchangesServices() {
 			w.peerings[p.Name] = p
+			if r := get(ctx, o, client.ObjectKey{Name: k.ReceivedName(p.Name)}, &v1alpha1.ReceivedService{}); r != nil {
+				w.received = append(w.received, r)
+			}
 		}
 	}
+	slices.SortFunc(w.received, func(a, b *v1alpha1.ReceivedService) int { return strings.Compare(a.Name, b.Name) })
 	for i := range nodes.Items {
 		for _, ip := range nodes.Items[i].Status.NodeIPs {
 			w.nodes[ip.Addr] = true
@@ -148,19 +142,6 @@ func get[T client.Object](ctx context.Context, o *controller, key client.ObjectK
 		return none
 	}
 	return obj
-}
-
-// found adds an object to a list, if there is one.
-func found[T any](list *[]*T, obj *T) bool {
-	if obj != nil {
-		*list = append(*list, obj)
-	}
-	return obj != nil
-}
-
-// isEmpty reports whether nothing concerns the service any more.
-func (w *world) isEmpty() bool {
-	return w.export == nil && w.serviceImport == nil && w.exported == nil && w.derived == nil && len(w.made)+len(w.received) == 0
 }
 
 // ownExport returns this cluster's export, nil if there is no ServiceExport.

@@ -53,11 +53,7 @@ func play(t *testing.T, objs ...client.Object) *played {
 	api := kubetest.NewCluster(t, "own", count, all...).Client
 	p.controller = newController(slog.New(slog.DiscardHandler), api, metrics.New(metrics.ServicesController, "v1"))
 	p.view, p.clusterID = &watch.View{Reader: api, Client: api, Changed: notify.NewSignal()}, "id-of-own"
-	for _, obj := range all {
-		if is, isPeering := obj.(*v1alpha1.Peering); isPeering {
-			p.holder.set(is.Name, true)
-		}
-	}
+	p.restored.Store(true)
 	for _, obj := range all {
 		p.observe(obj)
 	}
@@ -68,13 +64,14 @@ func namespace(name string, labels ...string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: lo.SliceToMap(labels, func(l string) (string, string) { return v1alpha1.LabelImport, l })}}
 }
 
-// peer returns a Peering with a cluster whose pods are known as 10.62.0.0/16.
+// peer returns a Peering with a connected cluster whose pods are known as 10.62.0.0/16.
 func peer(name string, imports v1alpha1.ImportPolicy) *v1alpha1.Peering {
 	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	p.Spec.Local.InternalCIDR, p.Spec.Local.ExternalCIDR = kit.CIDR("10.80.0.0/19"), kit.CIDR("10.71.0.0/18")
 	p.Spec.Local.Pods = []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.61.0.0/16")}
 	p.Spec.Remote.Pods, p.Spec.Remote.ExternalCIDR = []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.62.0.0/16")}, kit.CIDR("10.72.0.0/18")
 	p.Spec.Planes = []v1alpha1.Plane{{Index: 0}}
+	p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue, Reason: "Connected"}}
 	p.Spec.Services = &v1alpha1.PeeringServices{RemoteID: "id-" + name, Import: imports, Precedence: v1alpha1.PrecedenceAge, Endpoints: v1alpha1.EndpointsEqual}
 	return p
 }

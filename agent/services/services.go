@@ -116,7 +116,6 @@ type controller struct {
 	client client.Client
 	meter  *metrics.Agent
 	view   *watch.View
-	index  *index
 	queues *queues
 	holder *holder
 	writes *rate.Limiter
@@ -131,10 +130,10 @@ type controller struct {
 }
 
 func newController(log *slog.Logger, c client.Client, meter *metrics.Agent) *controller {
-	o := &controller{log: log, client: c, meter: meter, index: newIndex(), applied: newApplied(), writes: rate.NewLimiter(writesPerSecond, writesAtOnce)}
+	o := &controller{log: log, client: c, meter: meter, applied: newApplied(), writes: rate.NewLimiter(writesPerSecond, writesAtOnce)}
 	o.queues = newQueues(o.reconcile)
 	o.queues.processed = meter.Reconciled
-	o.holder = newHolder(func(peering string) { o.addAll(peering, o.index.of(peering)) })
+	o.holder = newHolder(func(peering string) { o.addAll(peering, o.keysFrom(peering)) })
 	return o
 }
 
@@ -201,31 +200,28 @@ func strip(obj client.Object) {
 	}
 }
 
-// observe adds the services that an object concerns to their queues.
+// observe adds the services that an object concerns to their queues. What has changed before restore is in its lists.
 func (o *controller) observe(obj client.Object) {
+	if !o.restored.Load() {
+		return
+	}
 	switch obj := obj.(type) {
 	case *corev1.Namespace:
-		o.addAll("", o.index.in(obj.Name))
+		o.addAll("", o.keys(obj.Name))
 	case *v1alpha1.ClusterNetwork, *v1alpha1.NodeNetwork:
-		o.addAll("", o.index.in(""))
+		o.addAll("", o.keys(""))
 	case *v1alpha1.Peering:
-		o.observePeering(obj.Name)
+		// Each export has conditions that depend on it.
+		o.addAll(obj.Name, o.keysFrom(obj.Name))
+		o.addAll("", o.keys(""))
+		o.followPeering(obj.Name)
 	default:
-		if k, source, is := keysOf(obj); is {
-			// Most Services have no export, and nobody else's export either.
-			if o.index.add(obj, k, source); o.index.has(k) {
-				o.queues.add(source, k)
-			}
+		k, source, is := keysOf(obj)
+		_, isService := obj.(*corev1.Service)
+		_, isSlice := obj.(*discoveryv1.EndpointSlice)
+		if is && (!isService && !isSlice || obj.GetLabels()[mcs.LabelServiceName] != "" || o.concernsOthers(k)) {
+			o.queues.add(source, k)
 		}
-	}
-}
-
-// observePeering adds all services after a change of a peering: each export has conditions that depend on it.
-func (o *controller) observePeering(name string) {
-	o.addAll(name, o.index.of(name))
-	o.addAll("", o.index.in(""))
-	if o.restored.Load() {
-		o.followPeering(name)
 	}
 }
 
@@ -235,7 +231,7 @@ func (o *controller) addAll(source string, keys []services.Key) {
 	}
 }
 
-// restore finds out which peers' endpoints the last controller has withdrawn, and begins to follow the peerings.
+// restore finds out which peers' endpoints the last controller has withdrawn, begins to follow the peerings, and adds all services.
 func (o *controller) restore(ctx context.Context) {
 	var list v1alpha1.PeeringList
 	var made discoveryv1.EndpointSliceList
@@ -258,6 +254,7 @@ func (o *controller) restore(ctx context.Context) {
 	for i := range list.Items {
 		o.followPeering(list.Items[i].Name)
 	}
+	o.addAll("", o.keys(""))
 }
 
 // followPeering says whether a peer is connected. What the cache has counts: an event may be older.

@@ -55,39 +55,39 @@ func TestServicesOfObjects(t *testing.T) {
 	}
 }
 
-func TestIndex(t *testing.T) {
-	x := newIndex()
-	add := func(objs ...client.Object) {
-		for _, obj := range objs {
-			k, source, _ := keysOf(obj)
-			x.add(obj, k, source)
+func TestKeys(t *testing.T) {
+	other := &discoveryv1.EndpointSlice{ObjectMeta: named("other-x", discoveryv1.LabelServiceName, "other")}
+	in := func(namespace, name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: namespace, Name: name} }
+	p := play(t, &corev1.Service{ObjectMeta: named("other")}, other, receivedOf("b", 0, "10.62.1.5"), receivedOf("c", 0, "10.63.1.5"),
+		&mcs.ServiceExport{ObjectMeta: in("shop", "exported")}, &mcs.ServiceImport{ObjectMeta: in("bank", "imported")},
+		&v1alpha1.ExportedService{ObjectMeta: metav1.ObjectMeta{Name: "bank.told"}},
+		&corev1.Service{ObjectMeta: named("derived-1", v1alpha1.LabelManagedBy, v1alpha1.FieldManager, mcs.LabelServiceName, "derived")},
+		&discoveryv1.EndpointSlice{ObjectMeta: named("derived-2", discoveryv1.LabelManagedBy, v1alpha1.ServicesManager, mcs.LabelServiceName, "sliced")})
+	defer p.end()
+	names := func(keys []services.Key) (out []string) {
+		for _, k := range keys {
+			out = append(out, k.String())
 		}
-	}
-	names := func(in map[services.Key]map[string]bool, gone ...string) (out []string) {
-		x.get(in, web, func(name string) bool {
-			out = append(out, name)
-			return !slices.Contains(gone, name)
-		})
 		slices.Sort(out)
 		return out
 	}
-	add(&corev1.Service{ObjectMeta: named("other")}, &discoveryv1.EndpointSlice{ObjectMeta: named("other-x", discoveryv1.LabelServiceName, "other")})
-	kit.Check(t, "services of which there is nothing else", len(x.in("")), 0)
-	add(&discoveryv1.EndpointSlice{ObjectMeta: named("web-abc", discoveryv1.LabelServiceName, "web")},
-		&discoveryv1.EndpointSlice{ObjectMeta: named("web-def", discoveryv1.LabelServiceName, "web")},
-		&discoveryv1.EndpointSlice{ObjectMeta: named("derived-b-x", ofMade...)},
-		&v1alpha1.ReceivedService{ObjectMeta: metav1.ObjectMeta{Name: "b.shop.web"}}, &v1alpha1.ReceivedService{ObjectMeta: metav1.ObjectMeta{Name: "c.shop.web"}})
-	kit.Check(t, "sources", names(x.sources), []string{"web-abc", "web-def"})
-	kit.Check(t, "made", names(x.derived), []string{"derived-b-x"})
-	kit.Check(t, "received", names(x.received), []string{"b", "c"})
-	kit.Check(t, "in the namespace", x.in("shop"), []services.Key{web})
-	kit.Check(t, "in another namespace", len(x.in("default")), 0)
-	kit.Check(t, "of a peer", x.of("b"), []services.Key{web})
-	// What is gone is forgotten.
-	names(x.received, "b")
-	kit.Check(t, "received from one peer", names(x.received, "c"), []string{"c"})
-	kit.Check(t, "of a peer that tells nothing", len(x.of("b"))+len(x.of("c"))+len(x.received), 0)
-	names(x.derived, "derived-b-x")
-	x.forget(web)
-	kit.Check(t, "namespaces", len(x.in(""))+len(x.namespaces), 0)
+	inShop := []string{"shop/derived", "shop/exported", "shop/sliced", "shop/web"}
+	kit.Check(t, "in all namespaces", names(p.keys("")), append([]string{"bank/imported", "bank/told"}, inShop...))
+	kit.Check(t, "in one", names(p.keys("shop")), inShop)
+	kit.Check(t, "in another one", names(p.keys("default")), nil, kit.Compare)
+	kit.Check(t, "of a peer", names(p.keysFrom("b")), []string{"shop/web"})
+	kit.Check(t, "of another one", names(p.keysFrom("d")), nil, kit.Compare)
+}
+
+// Services and slices of which nothing is exported are not looked at.
+func TestServicesOfTheClusterItself(t *testing.T) {
+	p := play(t, append(exportOf(0), peer("b", v1alpha1.ImportAll))...)
+	defer p.end()
+	p.drain()
+	for _, obj := range []client.Object{&corev1.Service{ObjectMeta: named("other")}, &discoveryv1.EndpointSlice{ObjectMeta: named("other-x", discoveryv1.LabelServiceName, "other")}} {
+		p.observe(obj)
+	}
+	kit.Check(t, "not exported", p.drain(), nil, kit.Compare)
+	p.observe(&discoveryv1.EndpointSlice{ObjectMeta: named("web-new", discoveryv1.LabelServiceName, "web")})
+	kit.Check(t, "exported", p.drain(), []string{":shop/web"})
 }
