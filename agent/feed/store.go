@@ -88,12 +88,9 @@ func usageOf(r *v1alpha1.ServiceRecord) usage {
 	return usage{1, lo.SumBy(r.Slices, func(s v1alpha1.RecordSlice) int { return len(s.Endpoints) }), len(raw)}
 }
 
-func (u usage) plus(v usage) usage {
-	return usage{u.services + v.services, u.endpoints + v.endpoints, u.bytes + v.bytes}
-}
-
-func (u usage) minus(v usage) usage {
-	return usage{u.services - v.services, u.endpoints - v.endpoints, u.bytes - v.bytes}
+// plus returns the usage with another one added, or subtracted if sign is -1.
+func (u usage) plus(sign int, v usage) usage {
+	return usage{u.services + sign*v.services, u.endpoints + sign*v.endpoints, u.bytes + sign*v.bytes}
 }
 
 func (u usage) isAllowed() bool {
@@ -128,7 +125,7 @@ func (s *store) begin(p *v1alpha1.Peering, there map[string]*v1alpha1.ReceivedSe
 	s.peering = p
 	for k, r := range there {
 		e := &entry{hash: r.Spec.Hash, inherited: true, usage: usageOf(&r.Spec.ServiceRecord), stored: true, generation: r.Generation}
-		s.entries[k], s.used = e, s.used.plus(e.usage)
+		s.entries[k], s.used = e, s.used.plus(1, e.usage)
 	}
 }
 
@@ -213,10 +210,10 @@ func (s *store) admit(key string, e *entry) {
 		s.refuse(key, e, reason, nil)
 	} else if err := services.Validate(e.record); err != nil {
 		s.refuse(key, e, services.RefusedRecord, err)
-	} else if e.usage = usageOf(e.record); !s.used.plus(e.usage).isAllowed() {
+	} else if e.usage = usageOf(e.record); !s.used.plus(1, e.usage).isAllowed() {
 		s.refuse(key, e, services.RefusedLimit, nil)
 	} else {
-		s.used = s.used.plus(e.usage)
+		s.used = s.used.plus(1, e.usage)
 		return
 	}
 	e.record = nil
@@ -256,7 +253,7 @@ func (s *store) compare(there map[string]*v1alpha1.ReceivedService, held map[str
 			s.entries[k].stored = true // another gateway has recorded it before
 			s.markDirty(k)
 		case e.refused == services.RefusedLimit:
-			if with := room.plus(e.usage); with.isAllowed() && !e.stored {
+			if with := room.plus(1, e.usage); with.isAllowed() && !e.stored {
 				room = with
 				s.drop(k)
 				lost = append(lost, k)
@@ -275,7 +272,7 @@ func (s *store) compare(there map[string]*v1alpha1.ReceivedService, held map[str
 // drop removes an entry.
 func (s *store) drop(key string) {
 	if e := s.entries[key]; e != nil && e.counts() {
-		s.used = s.used.minus(e.usage)
+		s.used = s.used.plus(-1, e.usage)
 	}
 	delete(s.entries, key)
 }

@@ -57,7 +57,9 @@ func TestServicesOfObjects(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	other := &discoveryv1.EndpointSlice{ObjectMeta: named("other-x", discoveryv1.LabelServiceName, "other")}
-	in := func(namespace, name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: namespace, Name: name} }
+	in := func(namespace, name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: namespace, Name: name}
+	}
 	p := play(t, &corev1.Service{ObjectMeta: named("other")}, other, receivedOf("b", 0, "10.62.1.5"), receivedOf("c", 0, "10.63.1.5"),
 		&mcs.ServiceExport{ObjectMeta: in("shop", "exported")}, &mcs.ServiceImport{ObjectMeta: in("bank", "imported")},
 		&v1alpha1.ExportedService{ObjectMeta: metav1.ObjectMeta{Name: "bank.told"}},

@@ -2,6 +2,7 @@ package services
 
 import (
 	"context"
+	"hash/maphash"
 	"sync"
 	"time"
 
@@ -27,14 +28,17 @@ type queues struct {
 	all     map[string]workqueue.TypedRateLimitingInterface[services.Key]
 	closed  bool
 	started func(queue workqueue.TypedRateLimitingInterface[services.Key])
-	// busy are the services that are being processed: two sources may have the same one.
-	busy map[services.Key]chan struct{}
+	// turns has an element while a service is processed: two sources may have the same one. Others may have the same place.
+	turns [64]chan struct{}
+	seed  maphash.Seed
 }
 
 func newQueues(process func(context.Context, services.Key) error) *queues {
-	return &queues{
-		process: process, all: map[string]workqueue.TypedRateLimitingInterface[services.Key]{}, busy: map[services.Key]chan struct{}{},
+	q := &queues{process: process, all: map[string]workqueue.TypedRateLimitingInterface[services.Key]{}, seed: maphash.MakeSeed()}
+	for i := range q.turns {
+		q.turns[i] = make(chan struct{}, 1)
 	}
+	return q
 }
 
 // add adds a service to the queue of a source.
@@ -84,7 +88,8 @@ func (q *queues) work(ctx context.Context, queue workqueue.TypedRateLimitingInte
 		if shutDown || ctx.Err() != nil {
 			return
 		}
-		release := q.reserve(k)
+		turn := q.turns[maphash.Comparable(q.seed, k)%uint64(len(q.turns))]
+		turn <- struct{}{}
 		start := time.Now()
 		err := q.process(ctx, k)
 		if q.processed != nil {
@@ -95,28 +100,7 @@ func (q *queues) work(ctx context.Context, queue workqueue.TypedRateLimitingInte
 		} else {
 			queue.Forget(k)
 		}
-		release()
+		<-turn
 		queue.Done(k)
-	}
-}
-
-// reserve waits until nobody else processes a service.
-func (q *queues) reserve(k services.Key) (release func()) {
-	for {
-		q.mu.Lock()
-		other := q.busy[k]
-		if other == nil {
-			done := make(chan struct{})
-			q.busy[k] = done
-			q.mu.Unlock()
-			return func() {
-				q.mu.Lock()
-				delete(q.busy, k)
-				q.mu.Unlock()
-				close(done)
-			}
-		}
-		q.mu.Unlock()
-		<-other
 	}
 }
