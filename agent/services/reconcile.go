@@ -217,7 +217,7 @@ func (o *controller) applyImport(ctx context.Context, w *world, m *services.Merg
 	}
 	var ips []string
 	if want := m.DerivedService(); want != nil {
-		if w.derived == nil || !o.applied.isUnchanged(want, w.derived) || !sameService(want, w.derived) {
+		if w.derived == nil || !o.hasMetadata(want, w.derived) || !sameService(want, w.derived) {
 			made, err := o.applyService(ctx, want)
 			if err != nil {
 				return err
@@ -234,7 +234,7 @@ func (o *controller) applyImport(ctx context.Context, w *world, m *services.Merg
 	slicesErr := o.applySlices(ctx, w, m)
 	want := m.Import(ips)
 	there := w.serviceImport
-	if there == nil || !o.applied.isUnchanged(want, there) || !equality.Semantic.DeepEqual(want.Spec, there.Spec) {
+	if there == nil || !o.hasMetadata(want, there) || !equality.Semantic.DeepEqual(want.Spec, there.Spec) {
 		if err := o.apply(ctx, want); err != nil {
 			return err
 		}
@@ -271,7 +271,7 @@ func (o *controller) applySlices(ctx context.Context, w *world, m *services.Merg
 		delete(there, want.Name)
 		if now == nil && get(ctx, o, client.ObjectKeyFromObject(want), &discoveryv1.EndpointSlice{}) != nil {
 			errs = append(errs, fmt.Errorf("EndpointSlice %s/%s was made by others: delete it, so that the peer's endpoints can be used", want.Namespace, want.Name))
-		} else if now == nil || !o.applied.isUnchanged(want, now) || !sameSlice(want, now) {
+		} else if now == nil || !o.hasMetadata(want, now) || !sameSlice(want, now) {
 			errs = append(errs, o.apply(ctx, want))
 		}
 	}
@@ -325,7 +325,7 @@ func (o *controller) apply(ctx context.Context, obj client.Object) error {
 	}
 	err := o.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(toApply(obj, false)), client.FieldOwner(v1alpha1.ServicesManager), client.ForceOwnership)
 	if err == nil {
-		o.applied.note(obj)
+		o.applied.Store(nameOf(obj), metadataOf(obj))
 	}
 	return err
 }
@@ -339,7 +339,7 @@ func (o *controller) applyService(ctx context.Context, obj *corev1.Service) (*co
 	if err := o.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ServicesManager), client.ForceOwnership); err != nil {
 		return nil, err
 	}
-	o.applied.note(obj)
+	o.applied.Store(nameOf(obj), metadataOf(obj))
 	out := &corev1.Service{}
 	return out, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, out)
 }
@@ -371,7 +371,7 @@ func (o *controller) delete(ctx context.Context, obj client.Object) error {
 	if err := o.writes.Wait(ctx); err != nil {
 		return err
 	}
-	o.applied.forget(obj)
+	o.applied.Delete(nameOf(obj))
 	uid := obj.GetUID()
 	err := o.client.Delete(ctx, obj, client.Preconditions{UID: &uid})
 	return client.IgnoreNotFound(err)
