@@ -34,7 +34,7 @@ func TestLabelsOfOthers(t *testing.T) {
 	add(svc)
 	p.settle()
 	// Another process does not know who has added them.
-	p.applied = newApplied()
+	p.applied.Clear()
 	p.settle()
 	p.writes = 0
 	kit.NoError(t, p.reconcile(t.Context(), web))

@@ -122,7 +122,8 @@ type controller struct {
 	// restored is set once it is known what the last controller has left. following is held while one peering is looked at.
 	restored  atomic.Bool
 	following sync.Mutex
-	applied   *applied
+	// applied has the labels and annotations of the objects that this process has applied, by the objects' names.
+	applied sync.Map
 	// prefersNodes is set if the API server knows PreferSameZone and PreferSameNode.
 	prefersNodes bool
 	// clusterID is the UID of kube-system. Objects that were made for another one are copies.
@@ -130,7 +131,7 @@ type controller struct {
 }
 
 func newController(log *slog.Logger, c client.Client, meter *metrics.Agent) *controller {
-	o := &controller{log: log, client: c, meter: meter, applied: newApplied(), writes: rate.NewLimiter(writesPerSecond, writesAtOnce)}
+	o := &controller{log: log, client: c, meter: meter, writes: rate.NewLimiter(writesPerSecond, writesAtOnce)}
 	o.queues = newQueues(o.reconcile)
 	o.queues.processed = meter.Reconciled
 	o.holder = newHolder(func(peering string) { o.addAll(peering, o.keysFrom(peering)) })
