@@ -15,11 +15,13 @@ import (
 
 	"github.com/samber/lo"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
 )
 
 // The names of objects tell which service they are of, and other names are no service's.
@@ -297,11 +299,66 @@ func odd(r *rand.Rand, v any) any {
 		"0001-01-01T00:00:01Z", "9998-12-31T23:59:59Z", "9999-01-01T00:00:00Z", "2026-01-01T00:00:00+23:59", "2026-01-01T00:00:00.5Z")
 }
 
+// problems returns why an API server would not accept what becomes of a merged service.
+func problems(m *Merged) (out []string) {
+	require := func(errs []string, format string, args ...any) {
+		if len(errs) > 0 {
+			out = append(out, fmt.Sprintf(format, args...)+": "+errs[0])
+		}
+	}
+	unless := func(ok bool) []string { return lo.Ternary(ok, nil, []string{"not valid"}) }
+	port := func(of, name string, appProtocol *string) {
+		require(unless(name == "" || len(validation.IsDNS1123Label(name)) == 0), "%s: port %q", of, name)
+		require(unless(appProtocol == nil || len(validation.IsQualifiedName(*appProtocol)) == 0), "%s: application protocol of %q", of, name)
+	}
+	metadata := func(obj metav1.ObjectMeta) {
+		require(validation.IsDNS1123Subdomain(obj.Name), "name %q", obj.Name)
+		for k, v := range obj.Labels {
+			require(append(validation.IsQualifiedName(k), validation.IsValidLabelValue(v)...), "label %s=%s of %s", k, v, obj.Name)
+		}
+		for k := range obj.Annotations {
+			require(validation.IsQualifiedName(strings.ToLower(k)), "annotation %s of %s", k, obj.Name)
+		}
+	}
+	metadata(m.Import(nil).ObjectMeta)
+	if svc := m.DerivedService(); svc != nil {
+		metadata(svc.ObjectMeta)
+		require(unless(len(svc.Spec.Ports) > 0), "Service: ports")
+		require(unless(len(lo.UniqBy(svc.Spec.Ports, func(p corev1.ServicePort) string { return p.Name })) == len(svc.Spec.Ports)), "Service: names of ports")
+		require(unless(len(lo.UniqBy(svc.Spec.Ports, func(p corev1.ServicePort) string { return fmt.Sprint(p.Protocol, p.Port) })) == len(svc.Spec.Ports)), "Service: numbers of ports")
+		for _, p := range svc.Spec.Ports {
+			port("Service", p.Name, p.AppProtocol)
+			require(unless(p.Name != "" || len(svc.Spec.Ports) == 1), "Service: a port without a name")
+		}
+		if c := svc.Spec.SessionAffinityConfig; c != nil {
+			require(unless(*c.ClientIP.TimeoutSeconds > 0 && *c.ClientIP.TimeoutSeconds <= 86400), "Service: session affinity")
+		}
+	}
+	for _, s := range m.EndpointSlices() {
+		metadata(s.ObjectMeta)
+		require(unless(len(lo.UniqBy(s.Ports, func(p discoveryv1.EndpointPort) string { return *p.Name })) == len(s.Ports)), "slice: names of ports")
+		for _, p := range s.Ports {
+			port("slice", *p.Name, p.AppProtocol)
+		}
+		for _, e := range s.Endpoints {
+			a, err := netip.ParseAddr(e.Addresses[0])
+			require(unless(err == nil && a.Is4()), "slice: address %s", e.Addresses[0])
+			if e.Hostname != nil {
+				require(validation.IsDNS1123Label(*e.Hostname), "slice: host name %q", *e.Hostname)
+			}
+			if e.Hints != nil {
+				require(unless(len(e.Hints.ForZones) == 1 && len(e.Hints.ForZones[0].Name) <= 63), "slice: hints %v", e.Hints.ForZones)
+			}
+		}
+	}
+	return out
+}
+
 // What is accepted of a peer can be recorded, and what becomes of it can be written, whatever the peer tells.
 func TestAcceptedRecordsCanBeWritten(t *testing.T) {
 	r := kit.Random(t)
 	_, b := peering()
-	check, accepted := definition(t, "ReceivedService", manifests.ServicesCRDs()), 0
+	kind, accepted := kit.Must(schema.Kinds(t.Context()))(t)["ReceivedService"], 0
 	for range 3000 {
 		var raw any
 		kit.NoError(t, json.Unmarshal([]byte(encoded(randomRecord(r, "10.61"))), &raw))
@@ -318,8 +375,11 @@ func TestAcceptedRecordsCanBeWritten(t *testing.T) {
 			continue
 		}
 		accepted++
-		err = check(&v1alpha1.ReceivedService{Spec: v1alpha1.ReceivedServiceSpec{Hash: Hash(record), ServiceRecord: *used}})
-		kit.NoError(t, err, "%s is accepted", encoded(raw))
+		_, err = kind.Store(t.Context(), []byte(encoded(&v1alpha1.ReceivedService{
+			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ReceivedService"},
+			ObjectMeta: metav1.ObjectMeta{Name: "b.shop.web"}, Spec: v1alpha1.ReceivedServiceSpec{Hash: Hash(record), ServiceRecord: *used},
+		})), nil)
+		kit.FatalIf(t, err != nil, "%s is accepted: %v", encoded(raw), err)
 		again, refused, err := FromPeer(used, b)
 		kit.NoError(t, err)
 		kit.ErrorIf(t, refused > 0 || Hash(again) != Hash(used), "%s is checked again and becomes %s, %d are refused", encoded(used), encoded(again), refused)
