@@ -346,8 +346,10 @@ func (s *store) next() (*job, time.Duration) {
 	}
 	record, omitted, err := services.FromPeer(e.record, s.peering)
 	lo.Must0(err) // admit has validated it
-	s.counts[services.RefusedAddress] += max(0, omitted-e.omitted)
-	e.omitted = max(omitted, e.omitted)
+	if more := omitted - e.omitted; more > 0 {
+		s.counts[services.RefusedAddress] += more
+		e.omitted = omitted
+	}
 	e.stored = true // also if the write fails: the API server may have done it
 	k, _ := services.CheckKey(key)
 	j.obj = received(s.peering, k, &v1alpha1.ReceivedServiceSpec{Hash: e.hash, ServiceRecord: *record})

@@ -168,7 +168,7 @@ func (w *world) exporters(own *services.Export, isWithdrawn func(peering string)
 	if own != nil && own.Record != nil {
 		out = append(out, services.Exporter{ID: w.ownID, IsOwn: true, Record: own.Record})
 	}
-	if w.namespace == nil || services.IsReserved(w.key.Namespace) {
+	if _, reason := services.CheckKey(w.key.ObjectName()); w.namespace == nil || reason != "" {
 		return out
 	}
 	for _, r := range w.received {

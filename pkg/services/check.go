@@ -97,7 +97,7 @@ func Validate(r *v1alpha1.ServiceRecord) error {
 	oneOf("trafficDistribution", r.TrafficDistribution, "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode)
 	require(r.SessionAffinitySeconds >= 0 && r.SessionAffinitySeconds <= 86400, "sessionAffinitySeconds is %d", r.SessionAffinitySeconds)
 	require(r.Omitted >= 0 && r.Omitted <= 1000000, "omitted is %d", r.Omitted)
-	require(!r.Created.IsZero() && r.Created.Year() < 9999 && r.Created.Year() > 0, "it has no valid time of creation")
+	require(!r.Created.IsZero() && r.Created.UTC().Year() < 9999 && r.Created.UTC().Year() > 0, "it has no valid time of creation")
 	require(len(r.Ports) <= v1alpha1.MaxServicePorts, "it has %d ports", len(r.Ports))
 	require(len(r.Slices) <= v1alpha1.MaxRecordSlices && count(r.Slices) <= v1alpha1.MaxRecordEndpoints, "it has %d slices with %d endpoints", len(r.Slices), count(r.Slices))
 	require(r.Type == v1alpha1.HeadlessService || len(r.Ports) > 0, "it has no port")
