@@ -283,7 +283,10 @@ func TestAttackServices(t *testing.T) {
 		{"the status of a foreign ServiceImport", false, status(c, foreignImport, `{"clusters":[{"cluster":"id0"}]}`)},
 		{"a ServiceImport in a reserved namespace", false, create(c, x.serviceImport(func(i *mcs.ServiceImport) { i.Namespace = metav1.NamespaceSystem }))},
 		{"a finalizer of a ServiceImport", false, patch(c, x.serviceImport(), finalizer)},
-		{"a field of a user in a ServiceExport", false, status(c, export, `{"conditions":[]},"metadata":{"managedFields":[{"manager":"user","operation":"Update","apiVersion":"`+mcs.GroupVersion.String()+`","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:exportedLabels":{}}}}]}`)},
+		{"the conditions of a ServiceExport, in a user's name", false, func(ctx context.Context) error {
+			raw := fmt.Appendf(nil, `{"apiVersion":%q,"kind":"ServiceExport","metadata":{"name":"web","namespace":"shop"},"status":{"conditions":[%s]}}`, mcs.GroupVersion.String(), condition("Valid", "True", "Valid", ""))
+			return c.Status().Patch(ctx, export, client.RawPatch(types.ApplyPatchType, raw), client.ForceOwnership, client.DryRunAll, client.FieldOwner("user"))
+		}},
 		{"a condition with a time that nobody can read", false, status(c, export, `{"conditions":[`+strings.Replace(condition("Valid", "True", "Valid", ""), "2026-01-01", "9999-12-31", 1)+`]}`)},
 		{"the conditions of a ServiceExport", true, status(c, export, `{"conditions":[`+condition("Valid", "True", "Valid", "")+`]}`)},
 		{"a ServiceExport", false, patch(c, export, annotation)},
