@@ -36,7 +36,7 @@ func TestPluginsAreToldApart(t *testing.T) {
 		"environment": keyOf(func(cfg *rest.Config) { cfg.ExecProvider.Env[0].Value = "b" }),
 		"cluster":     keyOf(clusterInfo("https://one.example.com")),
 	} {
-		kit.ErrorIf(t, other == as, "another %s is taken for the same plugin", what)
+		kit.ErrorIf(t, other == as, "plugins that differ in their %s are taken for the same", what)
 	}
 	kit.ErrorIf(t, keyOf(clusterInfo("https://one.example.com")) == keyOf(clusterInfo("https://two.example.com")), "a plugin that learns its cluster has one failure for all")
 }
